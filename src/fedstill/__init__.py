@@ -1,0 +1,1 @@
+"""Federated learning by distillation."""

@@ -1,0 +1,5 @@
+"""python -m fedstill"""
+
+from fedstill.cli import main
+
+main()

@@ -1,0 +1,242 @@
+"""Data: resident tensors and index plans over them; no files.
+
+Examples lie on the device once, as they are stored (images as bytes). A batch is a row of
+indices; it is gathered and normalised when a loop asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+import torch
+from torch import Generator, Tensor
+
+from fedstill.core import trees
+
+B = TypeVar("B")
+
+
+class Batch(NamedTuple):
+    """Some examples, normalised."""
+
+    x: Tensor  # [example, ...]
+    y: Tensor  # [example]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Stored examples and how to normalise them: (pixels / 255 - mean) / std for bytes."""
+
+    stored: Tensor  # [example, ...], bytes or floats
+    labels: Tensor  # [example]
+    mean: Tensor | None = None  # broadcastable to an example
+    std: Tensor | None = None
+
+    def take(self, rows: Tensor) -> Batch:
+        """The examples at `rows`, which may have any shape."""
+        return Batch(self.normalised(self.stored[rows]), self.labels[rows])
+
+    def normalised(self, stored: Tensor) -> Tensor:
+        x = stored.float().div_(255.0) if stored.dtype == torch.uint8 else stored
+        if self.mean is not None and self.std is not None:
+            x = (x - self.mean) / self.std
+        return x
+
+    def all(self) -> Data:
+        """Everything in this pool."""
+        return Data((Part(self, torch.arange(len(self.stored), device=self.stored.device)),))
+
+    def to(self, device: torch.device | str) -> Pool:
+        moved = [t if t is None else t.to(device) for t in (self.mean, self.std)]
+        return Pool(self.stored.to(device), self.labels.to(device), moved[0], moved[1])
+
+
+class Part(NamedTuple):
+    """The examples of one pool that belong to somebody."""
+
+    pool: Pool
+    rows: Tensor  # [example], indices into the pool
+
+
+class Batches(Sequence[B], Generic[B]):
+    """What each step of a loop sees: has a length, and its items are made on demand."""
+
+    @classmethod
+    def together(cls, plans: Sequence[Sequence[B]], step: int) -> list[tuple[list[int], B]]:
+        """The batches of several plans at one step: which plans, and their batches stacked."""
+        return stacked_by_shape([plan[step] for plan in plans])
+
+
+def stacked_by_shape(items: Sequence[B]) -> list[tuple[list[int], B]]:
+    """Items of equal shape stacked along a new first axis, with their places."""
+    groups: dict[Any, list[int]] = {}
+    for place, item in enumerate(items):
+        groups.setdefault(trees.shape(item), []).append(place)
+    return [(places, trees.stack([items[i] for i in places])) for places in groups.values()]
+
+
+@dataclass(frozen=True, eq=False)
+class Made(Batches[B]):
+    """Batches made by a function of the step number."""
+
+    steps: int
+    make: Callable[[int], B]
+
+    def __len__(self) -> int:
+        return self.steps
+
+    @overload
+    def __getitem__(self, step: int) -> B: ...
+    @overload
+    def __getitem__(self, step: slice) -> Sequence[B]: ...
+    def __getitem__(self, step: int | slice) -> B | Sequence[B]:
+        if isinstance(step, slice):
+            return [self[i] for i in range(*step.indices(self.steps))]
+        if not 0 <= step < self.steps:
+            raise IndexError(step)
+        return self.make(step)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Batches[Batch]):
+    """Rows of indices into a data set, one per step."""
+
+    data: Data
+    rows: list[Tensor] = field(repr=False)  # each [example], indices into `data`
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, step: int) -> Batch: ...
+    @overload
+    def __getitem__(self, step: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, step: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(step, slice):
+            return [self[i] for i in range(*step.indices(len(self.rows)))]
+        return self.data.take(self.rows[step])
+
+    @classmethod
+    def together(cls, plans: Sequence[Sequence[Batch]], step: int) -> list[tuple[list[int], Batch]]:
+        """One gather for all plans that draw as many examples from the same pool."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for place, plan in enumerate(plans):
+            if not isinstance(plan, Plan) or len(plan.data.parts) != 1:
+                return stacked_by_shape([plan[step] for plan in plans])
+            groups.setdefault((id(plan.data.parts[0].pool), len(plan.rows[step])), []).append(place)
+        gathered = []
+        for places in groups.values():
+            mine: list[Plan] = [plans[i] for i in places]  # type: ignore[misc]
+            rows = [plan.data.parts[0].rows[plan.rows[step]] for plan in mine]
+            gathered.append((places, mine[0].data.parts[0].pool.take(torch.stack(rows))))
+        return merged(gathered)
+
+
+def merged(groups: Sequence[tuple[list[int], B]]) -> list[tuple[list[int], B]]:
+    """Stacked groups of equal shape laid behind each other."""
+    kinds: dict[Any, list[tuple[list[int], B]]] = {}
+    for places, stacked in groups:
+        row = trees.map_tensors(lambda tensor: tensor[0], stacked)
+        kinds.setdefault(trees.shape(row), []).append((places, stacked))
+    joined = []
+    for kin in kinds.values():
+        places = [place for group, _ in kin for place in group]
+        parts = [stacked for _, stacked in kin]
+        whole = (
+            parts[0]
+            if len(parts) == 1
+            else trees.map_tensors(lambda *rows: torch.cat(rows), parts[0], *parts[1:])
+        )
+        joined.append((places, whole))
+    return joined
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A party's examples: parts of one or more resident pools."""
+
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> Data:
+        """Examples that are held as they are (already normalised)."""
+        return Pool(x, y).all()
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) for part in self.parts)
+
+    def __add__(self, other: Data) -> Data:
+        return Data(self.parts + other.parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].rows.device if self.parts else torch.device("cpu")
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return tuple(self.parts[0].pool.stored.shape[1:]) if self.parts else ()
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """[example]"""
+        if not self.parts:
+            return torch.zeros(0, dtype=torch.long)
+        return torch.cat([part.pool.labels[part.rows] for part in self.parts])
+
+    def take(self, index: Tensor) -> Batch:
+        """The examples at `index` (any shape), gathered from whichever part holds them."""
+        if len(self.parts) == 1:
+            return self.parts[0].pool.take(self.parts[0].rows[index])
+        x: Tensor | None = None
+        y: Tensor | None = None
+        low = 0
+        for pool, rows in self.parts:
+            if not len(rows):
+                continue
+            here = (index >= low) & (index < low + len(rows))
+            batch = pool.take(rows[(index - low).clamp(0, len(rows) - 1)])
+            low += len(rows)
+            if x is None or y is None:
+                x, y = batch
+                continue
+            mask = here.reshape(here.shape + (1,) * (batch.x.dim() - here.dim()))
+            x, y = torch.where(mask, batch.x, x), torch.where(here, batch.y, y)
+        if x is None or y is None:
+            raise ValueError("no examples to take a batch from")
+        return Batch(x, y)
+
+    def all(self) -> Batch:
+        """Every example at once."""
+        return self.take(torch.arange(len(self), device=self.device))
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """Every example in order, some at a time."""
+        for index in torch.split(torch.arange(len(self), device=self.device), size):
+            yield self.take(index)
+
+    def subset(self, index: Tensor) -> Data:
+        """The examples at `index`, in that order."""
+        if len(self.parts) == 1:
+            pool, rows = self.parts[0]
+            return Data((Part(pool, rows[index]),))
+        return Data.of(*self.take(index))
+
+    def batches(self, size: int, rng: Generator, *, epochs: int = 1) -> Plan:
+        """A plan of `epochs` passes, each in an order of its own; the last batch may be smaller."""
+        rows: list[Tensor] = []
+        for _ in range(epochs):
+            order = torch.randperm(len(self), generator=rng).to(self.device)
+            rows += torch.split(order, size)
+        return Plan(self, rows if len(self) else [])
+
+    def counts(self, classes: int) -> Tensor:
+        """[class], how many examples of each class, on the host."""
+        return torch.bincount(self.labels.cpu(), minlength=classes)
+
+    def by_class(self, classes: int) -> list[Tensor]:
+        """For each class the indices of its examples, on the host."""
+        labels = self.labels.cpu()
+        return [torch.nonzero(labels == c).flatten() for c in range(classes)]

@@ -1,0 +1,60 @@
+"""The few exceptions; each message names the thing, what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedstillError(Exception):
+    """Anything fedstill refuses, with a message meant for a person."""
+
+
+class ProtocolError(FedstillError):
+    """A method's steps do not fit together."""
+
+
+class BadValue(FedstillError, ValueError):
+    """One or more values are out of range; `faults` holds a line for each."""
+
+    def __init__(self, faults: str | Iterable[str]):
+        self.faults = [faults] if isinstance(faults, str) else list(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class DataError(FedstillError, ValueError):
+    """A data set is missing, broken or cannot be split as asked."""
+
+
+class RecipeError(BadValue):
+    """A recipe has faults; all of them are listed."""
+
+
+class WireError(FedstillError, ValueError):
+    """Bytes that arrived are not the record that was expected."""
+
+
+class BadMessage(FedstillError):
+    """A message that must not be delivered: not finite, or of another shape than announced."""
+
+
+class RunFolderError(FedstillError):
+    """A run folder cannot be written, read or resumed."""
+
+
+class StepError(FedstillError):
+    """A step failed on a node; says which method, step, node and round."""
+
+    def __init__(self, method: str, step: str, node: str, round: int, cause: BaseException):
+        self.method, self.step, self.node, self.round = method, step, node, round
+        super().__init__(
+            f"{method}.{step} failed on {node} in round {round}: {type(cause).__name__}: {cause}"
+        )
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """A line for a name that is not in a table, with the nearest one that is."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {name!r};{hint} known: {', '.join(names)}"

@@ -1,0 +1,193 @@
+"""Method, Step, at_server, at_clients and the protocol check; no loop over nodes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from fedstill.core import ranges
+from fedstill.core.errors import BadValue, ProtocolError
+from fedstill.core.node import Addressed, Inbox, Node
+from fedstill.core.records import Message, State
+
+Result = Message | Addressed[Any] | None
+Acting = Callable[[Any, Node[Any], Inbox[Any]], Result | Coroutine[Any, Any, Result]]
+
+
+class Place(Enum):
+    """Who acts a step."""
+
+    SERVER = "server"
+    CLIENTS = "clients"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One act of a method: who acts, what is read, what is sent. Hints are the wire format."""
+
+    method: Method
+    name: str
+    place: Place
+    act: Acting
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.act, include_extras=True)
+
+    @cached_property
+    def reads(self) -> type[Message] | None:
+        """The kind of message read, or None."""
+        names = list(inspect.signature(self.act).parameters)
+        hint = self._hints.get(names[2]) if len(names) > 2 else None
+        kinds = [k for k in get_args(hint) if isinstance(k, type) and issubclass(k, Message)]
+        return kinds[0] if kinds else None
+
+    @cached_property
+    def sends(self) -> type[Message] | None:
+        """The kind of message sent, or None."""
+        hint = self._hints.get("return")
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for option in options:
+            if get_origin(option) is Addressed:
+                option = get_args(option)[0]
+            if isinstance(option, type) and issubclass(option, Message):
+                return option
+        return None
+
+    @cached_property
+    def remembers(self) -> type[State] | None:
+        """The kind of memory the acting node has, as hinted by `Node[...]`, or None."""
+        names = list(inspect.signature(self.act).parameters)
+        hint = self._hints.get(names[1]) if len(names) > 1 else None
+        kinds = [k for k in get_args(hint) if isinstance(k, type) and issubclass(k, State)]
+        return kinds[0] if kinds else None
+
+    @property
+    def title(self) -> str:
+        return f"{type(self.method).__name__}.{self.name}"
+
+    @property
+    def purpose(self) -> str:
+        """The first line of the step's docstring."""
+        return (inspect.getdoc(self.act) or "").split("\n")[0]
+
+    def __call__(self, node: Node[Any], inbox: Inbox[Any]) -> Any:
+        return self.act(self.method, node, inbox)
+
+
+class _Acted:
+    """A step in a class body: gives a `Step` bound to the method object it is asked of."""
+
+    def __init__(self, place: Place, act: Acting):
+        self.place, self.act = place, act
+        self.__doc__ = act.__doc__
+        self.name = act.__name__
+
+    def __get__(self, method: Method | None, owner: type) -> Any:
+        return self if method is None else Step(method, self.name, self.place, self.act)
+
+
+def at_server(act: Callable[[Any, Any, Any], Any]) -> Any:
+    """A step acted by the server."""
+    return _Acted(Place.SERVER, act)
+
+
+def at_clients(act: Callable[[Any, Any, Any], Any]) -> Any:
+    """A step acted by every client that is awake."""
+    return _Acted(Place.CLIENTS, act)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A frozen dataclass of hyper-parameters and a plan of steps.
+
+    `scored` says whose models are evaluated; `presets` holds named sets of values.
+    """
+
+    scored: ClassVar[Place] = Place.SERVER
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __post_init__(self) -> None:
+        wrong = ranges.faults(self) + list(self.faults())
+        if wrong:
+            raise BadValue([f"{type(self).__name__}: {line}" for line in wrong])
+        check_protocol(self)
+
+    def faults(self) -> Sequence[str]:
+        """What is wrong with the values together; a line each."""
+        return ()
+
+    @property
+    def sends_examples(self) -> bool:
+        """Whether training examples are shown to others, which the contract then allows."""
+        return False
+
+    def before(self) -> Sequence[Step]:
+        """Steps before the first round, played by all."""
+        return ()
+
+    def each_round(self) -> Sequence[Step]:
+        """The steps of a round."""
+        return ()
+
+    def after(self) -> Sequence[Step]:
+        """Steps after the last round, played by all."""
+        return ()
+
+    def server_state(self, server: Node[Any]) -> State | None:
+        """What the server remembers at the start."""
+        return None
+
+    def client_state(self, client: Node[Any]) -> State | None:
+        """What a client remembers the first time it acts."""
+        return None
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        """[example, class], logits of the model that a node holds."""
+        return node.model(node.state.weights, x)
+
+
+def check_protocol(method: Method) -> None:
+    """Each step reads what the step before it sends; the first of a part reads nothing."""
+    parts = {"before": method.before(), "each round": method.each_round(), "after": method.after()}
+    if not any(parts.values()):
+        raise ProtocolError(f"{type(method).__name__} has no steps")
+    for part, steps in parts.items():
+        for step in steps:
+            _check_signature(step)
+        if steps and steps[0].reads is not None:
+            raise ProtocolError(
+                f"{steps[0].title} reads {steps[0].reads.__name__}, but it is the first step "
+                f"{part} and nothing is delivered to it"
+            )
+        for earlier, later in pairwise(steps):
+            if later.reads is None:
+                continue
+            if earlier.sends is None or not issubclass(earlier.sends, later.reads):
+                sent = earlier.sends.__name__ if earlier.sends else "nothing"
+                raise ProtocolError(
+                    f"{later.title} reads {later.reads.__name__}, "
+                    f"but the step before it, {earlier.name}, sends {sent}"
+                )
+
+
+def _check_signature(step: Step) -> None:
+    if not isinstance(step, Step):
+        raise ProtocolError(f"{step!r} is not a step: mark it @at_server or @at_clients")
+    names = list(inspect.signature(step.act).parameters)
+    if len(names) != 3 or "return" not in step._hints:
+        raise ProtocolError(
+            f"{step.title} must be written (self, node: Node[...], inbox: Inbox[...]) -> Message, "
+            "with every hint: hints are the wire format"
+        )
+    sent = step._hints["return"]
+    if step.sends is None and sent is not NoneType and sent is not None:
+        raise ProtocolError(f"{step.title} returns {sent!r}, which is not a Message or None")

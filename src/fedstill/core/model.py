@@ -1,0 +1,176 @@
+"""Model: an architecture without weights; no architecture, no training.
+
+A model is a frozen, hashable description. Weights are passed in, so that batching, sub-models,
+teachers, perturbed networks and gradients of gradients are ordinary expressions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstill.core.records import Weights, is_buffer
+from fedstill.core.seeds import generator
+
+Norm = Literal["instance", "batch", "layer", "group", "none"]
+
+
+class Law(NamedTuple):
+    """How one tensor of a network starts: its shape and the distribution of its entries."""
+
+    shape: tuple[int, ...]
+    kind: Literal["uniform", "normal", "ones", "zeros", "count"]
+    scale: float = 1.0  # half-width of the uniform law, deviation of the normal one
+
+    def sample(self, rng: torch.Generator, pool: tuple[int, ...] = ()) -> Tensor:
+        """One draw, or a whole pool of independent draws, on the generator's device."""
+        shape, device = pool + self.shape, rng.device
+        if self.kind == "uniform":
+            drawn = torch.rand(shape, generator=rng, device=device)
+            return drawn.mul_(2 * self.scale).sub_(self.scale)
+        if self.kind == "normal":
+            return torch.randn(shape, generator=rng, device=device).mul_(self.scale)
+        if self.kind == "count":
+            return torch.zeros(shape, dtype=torch.long, device=device)
+        fill = torch.ones if self.kind == "ones" else torch.zeros
+        return fill(shape, device=device)
+
+
+Laws = dict[str, Law]
+
+
+def linear_laws(name: str, inputs: int, outputs: int) -> Laws:
+    """Weight and bias of a linear layer, by the framework's default law (uniform in 1/√inputs)."""
+    bound = 1 / math.sqrt(inputs)
+    return {
+        f"{name}.weight": Law((outputs, inputs), "uniform", bound),
+        f"{name}.bias": Law((outputs,), "uniform", bound),
+    }
+
+
+def conv_laws(name: str, inputs: int, outputs: int, kernel: int, *, bias: bool = True) -> Laws:
+    """Weight (and bias) of a square convolution, by the framework's default law."""
+    bound = 1 / math.sqrt(inputs * kernel * kernel)
+    laws = {f"{name}.weight": Law((outputs, inputs, kernel, kernel), "uniform", bound)}
+    if bias:
+        laws[f"{name}.bias"] = Law((outputs,), "uniform", bound)
+    return laws
+
+
+def norm_laws(name: str, channels: int, norm: Norm, shape: tuple[int, ...] = ()) -> Laws:
+    """Affine parameters and statistics of a norm layer; `shape` is the map's, for layer norm."""
+    if norm == "none":
+        return {}
+    affine = shape if norm == "layer" else (channels,)
+    laws = {f"{name}.weight": Law(affine, "ones"), f"{name}.bias": Law(affine, "zeros")}
+    if norm == "batch":
+        laws[f"{name}.running_mean"] = Law((channels,), "zeros")
+        laws[f"{name}.running_var"] = Law((channels,), "ones")
+    return laws
+
+
+@dataclass(frozen=True)
+class Model:
+    """An architecture for inputs of one shape and a number of classes.
+
+    A subclass says two things: `laws()`, the tensors it needs and how they start, and
+    `stages(weights, x)`, the outputs of its blocks. The flattened last stage is the feature
+    vector; a linear layer named `head` makes logits of it.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    training: bool = field(default=False, kw_only=True, repr=False)
+    device: torch.device | str = field(default="cpu", kw_only=True, compare=False, repr=False)
+    notes: Weights | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    def laws(self) -> Laws:
+        """Every tensor of the network with its starting law, in a fixed order."""
+        raise TypeError(f"{type(self).__name__} must define laws()")
+
+    def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """The output of every block, first to last."""
+        raise TypeError(f"{type(self).__name__} must define stages()")
+
+    def init(self, seed: int) -> Weights:
+        """Fresh weights, drawn on the host so that they do not depend on the device."""
+        rng = generator(seed)
+        return {name: law.sample(rng).to(self.device) for name, law in self.laws().items()}
+
+    def features(self, weights: Weights, x: Tensor) -> Tensor:
+        """[example, feature], what the head sees."""
+        return self.stages(weights, x)[-1].flatten(1)
+
+    def head(self, weights: Weights, features: Tensor) -> Tensor:
+        """[example, class], logits from features."""
+        return F.linear(features, weights["head.weight"], weights["head.bias"])
+
+    def both(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits from one pass."""
+        features = self.features(weights, x)
+        return features, self.head(weights, features)
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        """[example, class]"""
+        return self.head(weights, self.features(weights, x))
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        return self.logits(weights, x)
+
+    @property
+    def evaluating(self) -> Self:
+        """The same network in evaluation mode."""
+        return replace(self, training=False, notes=None)
+
+    def learning(self, notes: Weights | None = None) -> Self:
+        """The same network in training mode; new statistics are put into `notes`."""
+        return replace(self, training=True, notes=notes)
+
+    def on(self, device: torch.device | str) -> Self:
+        """The same network, its fresh weights made for a device."""
+        return replace(self, device=device)
+
+    def floats(self) -> dict[str, int]:
+        """Numbers by kind: `parameters` and `buffers`."""
+        sizes = {"parameters": 0, "buffers": 0}
+        for name, law in self.laws().items():
+            sizes["buffers" if is_buffer(name) else "parameters"] += math.prod(law.shape)
+        return sizes
+
+    def describe(self) -> dict[str, Any]:
+        """The name and the options that made this network, for recipes and logs."""
+        hidden = {"training", "device", "notes"}
+        named = {k: v for k, v in vars(self).items() if k not in hidden and not k.startswith("_")}
+        return {"name": type(self).__name__.lower(), **named}
+
+    def normalise(self, weights: Weights, name: str, x: Tensor, norm: Norm) -> Tensor:
+        """One norm layer. Instance norm is a group per channel; `group` has four groups."""
+        if norm == "none":
+            return x
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        if norm == "batch":
+            return self._batch_norm(weights, name, x)
+        if norm == "layer":
+            return F.layer_norm(x, x.shape[1:], weight, bias)
+        groups = x.shape[1] if norm == "instance" else 4
+        return F.group_norm(x, groups, weight, bias)
+
+    def _batch_norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        mean, var = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
+        if not self.training:
+            return F.batch_norm(x, mean, var, weight, bias, training=False)
+        if self.notes is not None:
+            over = [0, *range(2, x.dim())]
+            seen = x.detach()
+            momentum = 0.1
+            new_mean = seen.mean(over)
+            new_var = seen.var(over, unbiased=True)
+            self.notes[f"{name}.running_mean"] = (1 - momentum) * mean + momentum * new_mean
+            self.notes[f"{name}.running_var"] = (1 - momentum) * var + momentum * new_var
+        return F.batch_norm(x, None, None, weight, bias, training=True)

@@ -1,0 +1,99 @@
+"""Node, Inbox, Addressed: all that a step may touch; nothing made here is global."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Generator, Tensor
+
+from fedstill.core import seeds
+from fedstill.core.data import Data
+from fedstill.core.errors import ProtocolError
+from fedstill.core.model import Model
+from fedstill.core.records import NodeId
+
+SERVER: NodeId = "server"
+
+S = TypeVar("S")
+M = TypeVar("M")
+
+
+class Inbox(Mapping[NodeId, M], Generic[M]):
+    """The messages that reached a node, in the order of the senders' names."""
+
+    def __init__(self, messages: Mapping[NodeId, M] | None = None):
+        self._messages = dict(sorted((messages or {}).items()))
+
+    def __getitem__(self, sender: NodeId) -> M:
+        return self._messages[sender]
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def only(self) -> M:
+        """The single message; an error when there is none or more than one."""
+        if len(self) != 1:
+            senders = ", ".join(self) or "nobody"
+            raise ProtocolError(f"expected one message, heard from {senders}")
+        return next(iter(self._messages.values()))
+
+
+class Addressed(dict[NodeId, M], Generic[M]):
+    """A different message for each hearer."""
+
+
+class Node(Generic[S]):
+    """A party as a step sees it: its memory, data, model and randomness."""
+
+    def __init__(
+        self,
+        id: NodeId,
+        round: int,
+        state: S,
+        *,
+        model: Model,
+        data: Data | None = None,
+        public: Data | None = None,
+        models: Mapping[NodeId, Model] | None = None,
+        seed: int = 0,
+        step: str = "",
+        device: torch.device | str = "cpu",
+    ):
+        self.id = id
+        self.round = round
+        self.state = state
+        self.model = model
+        self.data = data or Data()
+        self.public = public or Data()
+        self.models = models or {}
+        self.device = torch.device(device)
+        self.numbers: dict[str, float | Tensor] = {}
+        self.spent: list[Any] = []
+        self._seed = seed
+        self._step = step
+
+    def draw(self, purpose: str, *, shared: bool = False) -> int:
+        """A number for one purpose in this step and round; `shared` draws are everybody's."""
+        who = "everybody" if shared else f"node:{self.id}"
+        return seeds.draw(self._seed, "draw", self.round, self._step, who, purpose)
+
+    def rng(self, purpose: str, *, shared: bool = False) -> Generator:
+        """A generator on the host for one purpose."""
+        return seeds.generator(self.draw(purpose, shared=shared))
+
+    def noise(self, purpose: str, *shape: int) -> Tensor:
+        """Standard normal numbers, drawn on the host, placed where this node computes."""
+        return torch.randn(shape, generator=self.rng(purpose)).to(self.device)
+
+    def log(self, **numbers: float | Tensor) -> None:
+        """Numbers for the logbook; a tensor of one element is moved to the host after the step."""
+        self.numbers.update(numbers)
+
+    def spend(self, use: Any) -> None:
+        """A use of private data, for the privacy ledger."""
+        self.spent.append(use)

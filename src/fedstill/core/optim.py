@@ -1,0 +1,75 @@
+"""Optimisers as functions of gradient, memory and value; no nn.Module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedstill.core import trees
+
+T = TypeVar("T")
+
+
+class Optimizer(Protocol):
+    """Frozen and hashable; its memory is a tree of tensors that starts from the value's shapes."""
+
+    def start(self, value: Any) -> Any: ...
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]: ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """v ← momentum · v + (g + decay · w);  w ← w - lr · v (v starts at the first gradient)."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def start(self, value: Any) -> Any:
+        return trees.map_tensors(torch.zeros_like, value) if self.momentum else ()
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        if self.weight_decay:
+            gradient = trees.map_tensors(lambda g, w: g + self.weight_decay * w, gradient, value)
+        if self.momentum:
+            memory = trees.map_tensors(lambda v, g: self.momentum * v + g, memory, gradient)
+            gradient = memory
+        return trees.map_tensors(lambda w, g: w - self.lr * g, value, gradient), memory
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction; weight decay is added to the gradient."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def start(self, value: Any) -> Any:
+        first = trees.map_tensors(torch.zeros_like, value)
+        second = trees.map_tensors(torch.zeros_like, value)
+        count = torch.zeros((), device=trees.tensors(value)[0].device)
+        return {"first": first, "second": second, "count": count}
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        if self.weight_decay:
+            gradient = trees.map_tensors(lambda g, w: g + self.weight_decay * w, gradient, value)
+        b1, b2 = self.betas
+        count = memory["count"] + 1
+        first = trees.map_tensors(lambda m, g: b1 * m + (1 - b1) * g, memory["first"], gradient)
+        second = trees.map_tensors(
+            lambda m, g: b2 * m + (1 - b2) * g * g, memory["second"], gradient
+        )
+
+        def move(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            root: Tensor = (v / (1 - b2**count)).sqrt()
+            moved: Tensor = w - self.lr * (m / (1 - b1**count)) / (root + self.eps)
+            return moved
+
+        value = trees.map_tensors(move, value, first, second)
+        return value, {"first": first, "second": second, "count": count}

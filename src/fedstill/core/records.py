@@ -1,0 +1,103 @@
+"""Records: what travels (Message) and what stays (State); no encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Self, dataclass_transform, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from fedstill.core import trees
+
+NodeId = str
+Weights = dict[str, Tensor]  # as in a state dict: parameters and buffers, by dotted name
+
+POSITIONAL = "positional"
+Positional = Annotated[Tensor, POSITIONAL]
+"""Indices or labels that a fixed order would imply: counted in bytes, not in floats (BB-0)."""
+
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a name of a state dict is a statistic rather than a trainable parameter."""
+    return name.rsplit(".", 1)[-1] in _BUFFERS
+
+
+@dataclass_transform(frozen_default=True)
+class Record:
+    """A frozen dataclass by inheritance; fields are trees (tensors, dicts, tuples, scalars)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(frozen=True, eq=False)(cls)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor under its dotted name."""
+        return dict(trees.named_tensors(self))
+
+    def floats(self) -> dict[str, int]:
+        """Numbers by field, as papers count them: None is zero, a scalar one, positions zero."""
+        skipped = positional_fields(type(self))
+        return {
+            field.name: 0 if field.name in skipped else _numbers(getattr(self, field.name))
+            for field in fields(self)  # type: ignore[arg-type]
+        }
+
+    def bytes(self) -> dict[str, int]:
+        """Payload by field: every tensor's own size, eight for a number, a text's length."""
+        return {field.name: _bytes(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+    def replace(self, **changes: Any) -> Self:
+        """The same record with some fields changed."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+class Message(Record):
+    """What travels between nodes."""
+
+
+class State(Record):
+    """What a node remembers from step to step; never sent."""
+
+
+def record_hints(kind: type[Record]) -> dict[str, Any]:
+    """The field types of a record, resolved."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def positional_fields(kind: type[Record]) -> frozenset[str]:
+    """Names of the fields whose numbers a fixed order would imply."""
+
+    def marked(hint: Any) -> bool:
+        if get_origin(hint) is Annotated and POSITIONAL in get_args(hint)[1:]:
+            return True
+        return any(marked(part) for part in get_args(hint) if part is not hint)
+
+    return frozenset(name for name, hint in record_hints(kind).items() if marked(hint))
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, Record):
+        return sum(value.floats().values())
+    if isinstance(value, dict):
+        return sum(_numbers(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_numbers(item) for item in value)
+    return 1 if isinstance(value, (int, float)) else 0
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Record):
+        return sum(value.bytes().values())
+    if isinstance(value, dict):
+        return sum(_bytes(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_bytes(item) for item in value)
+    if isinstance(value, str):
+        return len(value.encode())
+    return 8 if isinstance(value, (int, float)) else 0

@@ -1,0 +1,111 @@
+"""Nested tensors: map, flatten, stack, unstack; no arithmetic.
+
+A tree is a tensor, `None`, a plain number or string, or a dict, list, tuple, named tuple or
+record of trees. Only tensors are leaves to be mapped; the rest is structure and stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def map_tensors(function: Callable[..., Any], tree: T, *others: T) -> T:
+    """The same tree with `function` applied to each tensor (and its counterparts in `others`)."""
+    if isinstance(tree, Tensor):
+        return cast(T, function(tree, *others))
+    if isinstance(tree, dict):
+        made = {
+            key: map_tensors(function, tree[key], *(cast(Any, o)[key] for o in others))
+            for key in tree
+        }
+        return cast(T, made)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        made_fields = [map_tensors(function, *parts) for parts in zip(tree, *others, strict=True)]
+        return cast(T, type(tree)(*made_fields))
+    if isinstance(tree, (list, tuple)):
+        items = [map_tensors(function, *parts) for parts in zip(tree, *others, strict=True)]
+        return cast(T, type(tree)(items))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        changes = {
+            field.name: map_tensors(
+                function, getattr(tree, field.name), *(getattr(o, field.name) for o in others)
+            )
+            for field in fields(tree)
+            if field.init
+        }
+        return cast(T, replace(tree, **changes))
+    return tree
+
+
+def named_tensors(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Each tensor with its dotted name, in a fixed order."""
+
+    def under(name: Any) -> str:
+        return f"{prefix}.{name}" if prefix else str(name)
+
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from named_tensors(item, under(key))
+    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        for name in tree._fields:
+            yield from named_tensors(getattr(tree, name), under(name))
+    elif isinstance(tree, (list, tuple)):
+        for index, item in enumerate(tree):
+            yield from named_tensors(item, under(index))
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from named_tensors(getattr(tree, field.name), under(field.name))
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in the order of `named_tensors`."""
+    return [tensor for _, tensor in named_tensors(tree)]
+
+
+def with_tensors(tree: T, values: Sequence[Tensor]) -> T:
+    """The same tree holding other tensors, given in the order of `tensors`."""
+    supply = iter(values)
+    return map_tensors(lambda _: next(supply), tree)
+
+
+def shape(tree: Any) -> Any:
+    """What two trees must share to be stacked: names, shapes, dtypes and plain values."""
+    if isinstance(tree, Tensor):
+        return ("tensor", tuple(tree.shape), tree.dtype, tree.device)
+    if isinstance(tree, dict):
+        return ("dict", tuple((key, shape(item)) for key, item in tree.items()))
+    if isinstance(tree, (list, tuple)):
+        return (type(tree), tuple(shape(item) for item in tree))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        parts = tuple((field.name, shape(getattr(tree, field.name))) for field in fields(tree))
+        return (type(tree), parts)
+    return tree
+
+
+def stack(trees: Sequence[T]) -> T:
+    """One tree whose tensors have a new first axis, a row for each given tree."""
+    return map_tensors(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
+
+
+def unstack(tree: T, count: int) -> list[T]:
+    """The rows of a stacked tree."""
+    return [map_tensors(lambda tensor, i=i: tensor[i], tree) for i in range(count)]
+
+
+def to(tree: T, device: torch.device | str) -> T:
+    """The same tree on a device."""
+    return map_tensors(lambda tensor: tensor.to(device), tree)
+
+
+def detach(tree: T) -> T:
+    """The same tree cut off from any graph."""
+    return map_tensors(lambda tensor: tensor.detach(), tree)

@@ -1,0 +1,23 @@
+"""Data: what there is, how it is split, and one door to it, `load`."""
+
+from fedstill.data.catalogue import DATASETS, Entry, load
+from fedstill.data.partition import PARTITIONS, Partition, described, partitioned
+from fedstill.data.preview import counts_table, counts_text
+from fedstill.data.sites import Collection, Examples, ImageSet, Site, pooled
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Collection",
+    "Entry",
+    "Examples",
+    "ImageSet",
+    "Partition",
+    "Site",
+    "counts_table",
+    "counts_text",
+    "described",
+    "load",
+    "partitioned",
+    "pooled",
+]

@@ -1,0 +1,252 @@
+"""A user's own data: for each client a folder of class folders, or an `.npz` file.
+
+A client's folder holds one folder of images per class, or `train` and `test` with such folders
+each. Without them, and without test arrays in a file, a fixed stratified part becomes the test set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.core.errors import DataError
+from fedstill.data.archives import read_arrays, read_part, words
+from fedstill.data.images import (
+    channel_statistics,
+    matching_statistics,
+    resized,
+    stratified_split,
+    with_channels,
+)
+from fedstill.data.optional import optional
+from fedstill.data.sites import Collection, Examples, merged, whole_site
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits a channel or less
+LAYOUTS = (
+    "folders of images named by class, or train and test with such folders each, or an .npz file"
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are read and split."""
+
+    size: int | None = None  # pixels a side; None: all images must have one size already
+    channels: int | None = None  # None: 3 for folders, as stored for files
+    test_share: float = 0.2  # where a client brings no test set
+    seed: int = 0  # of that split
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """A client's examples with labels that count its own class names."""
+
+    class_names: tuple[str, ...]
+    train: Examples
+    test: Examples | None
+
+
+def own_data(
+    clients: Mapping[str, str | Path],
+    reading: Reading | None = None,
+    *,
+    class_names: tuple[str, ...] | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Collection:
+    """One client per entry of `clients`; classes are the sorted union unless they are given."""
+    reading = reading or Reading()
+    if not clients:
+        raise DataError("own data needs clients, a table of names and paths, but it is empty")
+    read = {name: labelled(name, Path(path), reading) for name, path in clients.items()}
+    known = class_names or common_class_names(read)
+    sites = []
+    for name, data in read.items():
+        train, test = with_test(renamed(name, data, known), reading)
+        if not len(test):
+            raise DataError(
+                f"client {name} has {len(train)} images and no class with two, so that none is "
+                "left to test on; add images, or train and test folders"
+            )
+        own_mean, own_std = channel_statistics(train.images)
+        channels = train.shape[0]
+        sites.append(
+            whole_site(
+                name,
+                train,
+                test,
+                mean=own_mean if mean is None else matching_statistics(tuple(mean), channels),
+                std=own_std if std is None else matching_statistics(tuple(std), channels),
+            )
+        )
+    return Collection("own", tuple(sites), tuple(known))
+
+
+def labelled(name: str, path: Path, reading: Reading) -> Labelled:
+    """What lies at a client's path."""
+    if path.is_dir():
+        return from_folder(name, path, reading)
+    if path.suffix == ".npz" and path.is_file():
+        return from_archive(path, reading)
+    if not path.exists():
+        raise DataError(f"client {name}: there is nothing at {path}")
+    raise DataError(f"client {name}: {path} is neither a folder nor an .npz file; use {LAYOUTS}")
+
+
+def common_class_names(read: Mapping[str, Labelled]) -> tuple[str, ...]:
+    """The union of the clients' class names, sorted; numbers sort as numbers."""
+    numbered = {name: all(c.isdecimal() for c in data.class_names) for name, data in read.items()}
+    if len(set(numbered.values())) > 1:
+        with_numbers = ", ".join(name for name, yes in numbered.items() if yes)
+        with_words = ", ".join(name for name, yes in numbered.items() if not yes)
+        raise DataError(
+            f"class names must agree, but {with_numbers} has numbers and {with_words} has words; "
+            "name the folders alike, or add class_names to the .npz files"
+        )
+    union = {name for data in read.values() for name in data.class_names}
+    if all(numbered.values()):
+        return tuple(sorted(union, key=lambda name: (int(name), name)))
+    return tuple(sorted(union))
+
+
+def renamed(name: str, data: Labelled, known: tuple[str, ...]) -> Labelled:
+    """The client's data with labels that count `known`."""
+    strange = [word for word in data.class_names if word not in known]
+    if strange:
+        raise DataError(
+            f"client {name} has classes that are not among class_names: {', '.join(strange)}; "
+            f"known: {', '.join(known)}"
+        )
+    numbers = np.array([known.index(word) for word in data.class_names], np.int64)
+    train = Examples(data.train.images, numbers[data.train.labels])
+    test = None if data.test is None else Examples(data.test.images, numbers[data.test.labels])
+    return Labelled(known, train, test)
+
+
+def with_test(data: Labelled, reading: Reading) -> tuple[Examples, Examples]:
+    """Train and test examples; a client without a test set gives a part of its own."""
+    if data.test is not None:
+        return data.train, data.test
+    train, test = stratified_split(
+        data.train.labels, test_share=reading.test_share, seed=reading.seed
+    )
+    return data.train.take(np.sort(train)), data.train.take(np.sort(test))
+
+
+def from_archive(path: Path, reading: Reading) -> Labelled:
+    """A client's `.npz` file, with or without test arrays and class names."""
+    train, extra = read_part(path, "train", ("class_names",))
+    test = None
+    if read_arrays(path, {"test_labels"}):
+        test = read_part(path, "test")[0]
+    parts = [part for part in (train, test) if part is not None]
+    present = int(max(part.labels.max(initial=-1) for part in parts)) + 1
+    if "class_names" in extra:
+        names = words(path, "class_names", extra["class_names"])
+    else:
+        names = tuple(str(number) for number in range(present))
+    if present > len(names):
+        raise DataError(f"{path}: labels must lie in 0..{len(names) - 1}, but {present - 1} came")
+    shaped = [Examples(_shaped(part.images, reading), part.labels) for part in parts]
+    return Labelled(names, shaped[0], shaped[1] if test is not None else None)
+
+
+def from_folder(name: str, folder: Path, reading: Reading) -> Labelled:
+    """A client's folder, in either layout."""
+    inside = subfolders(folder)
+    split = {"train", "test"} & set(inside)
+    if not split:
+        class_names = checked_classes(name, folder)
+        return Labelled(class_names, images_below(name, folder, class_names, reading), None)
+    if set(inside) != {"train", "test"}:
+        raise DataError(
+            f"client {name}: {folder} must hold train and test and no other folder, "
+            f"or only class folders, but holds {', '.join(inside)}"
+        )
+    both = [checked_classes(name, folder / part) for part in ("train", "test")]
+    class_names = tuple(sorted({*both[0], *both[1]}))
+    train, test = (
+        images_below(name, folder / part, class_names, reading) for part in ("train", "test")
+    )
+    return Labelled(class_names, train, test)
+
+
+def checked_classes(name: str, folder: Path) -> tuple[str, ...]:
+    """The class folders inside a folder, of which there must be some."""
+    inside = tuple(subfolders(folder))
+    if not inside:
+        raise DataError(
+            f"client {name}: {folder} has no class folders, so its layout is unknown; use {LAYOUTS}"
+        )
+    return inside
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders inside, sorted, without hidden ones."""
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def images_below(
+    name: str, folder: Path, class_names: tuple[str, ...], reading: Reading
+) -> Examples:
+    """All images in the class folders, in the order of classes and file names."""
+    library = optional("PIL.Image", needed_for="reading image files", install="fedstill[images]")
+    parts: list[Examples] = []
+    for label, class_name in enumerate(class_names):
+        for path in image_files(folder / class_name):
+            image = read_image(library, path, reading)
+            if parts and image.shape != parts[0].images.shape:
+                raise DataError(
+                    f"client {name}: {path} has {image.shape[3]} x {image.shape[2]} pixels, but "
+                    f"those before have {parts[0].shape[2]} x {parts[0].shape[1]}; give size"
+                )
+            parts.append(Examples(image, np.array([label], np.int64)))
+    if not parts:
+        raise DataError(
+            f"client {name}: {folder} has no images in its class folders; "
+            f"known endings: {', '.join(SUFFIXES)}"
+        )
+    return merged(parts)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files in a class folder, sorted; none where a client lacks the class."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def read_image(library: Any, path: Path, reading: Reading) -> NDArray[np.uint8]:
+    """One image as [1, channel, height, width]."""
+    mode = {None: "RGB", 1: "L", 3: "RGB"}.get(reading.channels)
+    if mode is None:
+        raise DataError(f"channels must be 1 or 3, but is {reading.channels!r}")
+    try:
+        with library.open(path) as image:
+            if image.mode not in MODES:
+                raise DataError(
+                    f"{path} has pixels of mode {image.mode}, but only eight bits a channel "
+                    f"are read ({', '.join(MODES)}); convert it first"
+                )
+            pixels = np.asarray(image.convert(mode), np.uint8)
+    except (OSError, EOFError, SyntaxError, ValueError, library.DecompressionBombError) as fault:
+        if isinstance(fault, DataError):
+            raise
+        raise DataError(f"{path} cannot be read as an image ({fault})") from fault
+    stacked = pixels[None, None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[None]
+    return stacked if reading.size is None else resized(stacked, reading.size)
+
+
+def _shaped(images: NDArray[np.uint8], reading: Reading) -> NDArray[np.uint8]:
+    images = images if reading.size is None else resized(images, reading.size)
+    return images if reading.channels is None else with_channels(images, reading.channels)

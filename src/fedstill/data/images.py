@@ -1,0 +1,136 @@
+"""Arithmetic on stored images: size, channels, statistics. No files."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.core.errors import DataError
+
+CHUNK = 2048  # images treated at once, so that float copies stay small
+LARGEST_SIDE = 1024  # pixels; larger requests are taken for mistakes
+
+
+def as_bytes(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Values in 0..255 rounded to bytes, ties upwards.
+
+    The small addend makes a tie round the same way on machines whose sums differ in the last bit.
+    """
+    bounded = np.clip(values, 0.0, 255.0)
+    return np.minimum(np.floor(bounded + (0.5 + 1e-6)), 255.0).astype(np.uint8)
+
+
+def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Images [example, channel, height, width] brought to size x size, bilinear, antialiased.
+
+    The aspect ratio is not kept.
+    """
+    check_size(size)
+    count, channels, height, width = images.shape
+    if (height, width) == (size, size):
+        return images
+    down, across = resampling(height, size), resampling(width, size)
+    result = np.empty((count, channels, size, size), np.uint8)
+    for start in range(0, count, CHUNK):
+        part = images[start : start + CHUNK].astype(np.float64)
+        wide = part @ across.T  # [example, channel, height, size]
+        result[start : start + CHUNK] = as_bytes(down @ wide)
+    return result
+
+
+def resampling(before: int, after: int) -> NDArray[np.float64]:
+    """The weights [after, before] of a triangle filter, as wide as the step when shrinking."""
+    step = before / after
+    reach = max(step, 1.0)
+    centres = (np.arange(after) + 0.5) * step
+    distance = np.abs(np.arange(before)[None, :] + 0.5 - centres[:, None]) / reach
+    weights = np.maximum(1.0 - distance, 0.0)
+    normalised: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return normalised
+
+
+def check_size(size: int) -> None:
+    """Raise unless `size` is a sensible side in pixels."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_SIDE:
+        raise DataError(f"size must be a whole number in 1..{LARGEST_SIDE}, but is {size!r}")
+
+
+def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
+    """Images with the asked number of channels; grey is repeated, colour is never made grey."""
+    if channels not in (1, 3):
+        raise DataError(f"channels must be 1 or 3, but is {channels!r}")
+    present = images.shape[1]
+    if present == channels:
+        return images
+    if present == 1:
+        return np.repeat(images, channels, axis=1)
+    raise DataError(
+        f"images with {present} channels cannot be given {channels}; "
+        "leave channels out or ask for 3"
+    )
+
+
+def matching_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """A mean or std for `channels` channels; the value of a grey set is repeated."""
+    return values * channels if len(values) == 1 else values
+
+
+def channel_statistics(
+    images: NDArray[np.uint8],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of each channel for pixels in 0..1, from exact integer sums.
+
+    A constant channel gets std 1, so that dividing by it is always allowed.
+    """
+    levels = np.arange(256, dtype=np.int64)
+    means, stds = [], []
+    for channel in range(images.shape[1]):
+        counts = np.zeros(256, np.int64)
+        for start in range(0, len(images), CHUNK):
+            part = images[start : start + CHUNK, channel].reshape(-1)
+            counts += np.bincount(part, minlength=256)
+        pixels = int(counts.sum())
+        if not pixels:
+            raise DataError("mean and std of no images are undefined; at least one is needed")
+        total, squares = int((counts * levels).sum()), int((counts * levels**2).sum())
+        variance = (pixels * squares - total**2) / pixels**2
+        means.append(total / pixels / 255)
+        stds.append(variance**0.5 / 255 if variance > 0 else 1.0)
+    return tuple(means), tuple(stds)
+
+
+def channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Images [example, height, width] or [..., channel] as [example, channel, height, width]."""
+    if images.ndim == 3:
+        return images[:, None]
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def stratified_split(
+    labels: NDArray[np.int64], *, test_share: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows for train and test, both shuffled, with every class divided by `test_share`.
+
+    The whole test part has `test_share` of all rows, to the nearest. A class with two examples or
+    more has at least one on either side; a single example trains.
+    """
+    if not 0 < test_share < 1:
+        raise DataError(f"test_share must lie between 0 and 1, but is {test_share!r}")
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(labels))
+    classes, counts = np.unique(labels, return_counts=True)
+    chosen = np.zeros(len(labels), bool)
+    for label, wanted in zip(classes, _apportioned(counts, test_share), strict=True):
+        rows = order[labels[order] == label]
+        # From the end: the head of what remains is then a fair sample of all classes.
+        chosen[rows[len(rows) - wanted :]] = True
+    return order[~chosen[order]], order[chosen[order]]
+
+
+def _apportioned(counts: NDArray[np.int64], share: float) -> list[int]:
+    """`share` of each count in whole numbers that add up to `share` of all, largest rest first."""
+    exact = counts * share
+    whole = np.floor(exact).astype(np.int64)
+    missing = int(share * counts.sum() + 0.5) - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    bounded = np.minimum(np.maximum(whole, 1), counts - 1)
+    return [int(value) for value in bounded]

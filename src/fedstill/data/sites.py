@@ -1,0 +1,250 @@
+"""Who holds which images: the records every other module of this package makes or reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.core.errors import DataError
+from fedstill.data.images import channel_statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images as they are stored, each with one label."""
+
+    images: NDArray[np.uint8]  # [example, channel, height, width]
+    labels: NDArray[np.int64]  # [example]
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+            raise DataError(
+                "images must be uint8 [example, channel, height, width], "
+                f"but came as {self.images.dtype} {list(self.images.shape)}"
+            )
+        if self.labels.dtype != np.int64 or self.labels.ndim != 1:
+            raise DataError(
+                "labels must be int64 [example], "
+                f"but came as {self.labels.dtype} {list(self.labels.shape)}"
+            )
+        if len(self.images) != len(self.labels):
+            raise DataError(
+                "images and labels must have the same length, "
+                f"but there are {len(self.images)} images and {len(self.labels)} labels"
+            )
+        if len(self.labels) and self.labels.min() < 0:
+            raise DataError(f"labels count from 0, but {self.labels.min()} is among them")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def take(self, rows: NDArray[np.int64]) -> Examples:
+        """The examples at `rows`, copied, in that order."""
+        return Examples(self.images[rows], self.labels[rows])
+
+    def digest(self) -> str:
+        """The sha256 of shape, pixels and labels, as hex."""
+        digest = hashlib.sha256(repr(self.images.shape).encode())
+        digest.update(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.labels.astype("<i8")).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """One named set with its train and test part, not yet split over clients."""
+
+    name: str
+    train: Examples
+    test: Examples
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]  # per channel, for pixels in 0..1
+    std: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    domains: NDArray[np.int64] | None = None  # [train example]; where the set has several domains
+    domain_names: tuple[str, ...] = ()
+    test_domains: NDArray[np.int64] | None = None  # [test example]
+
+    def __post_init__(self) -> None:
+        _check_same_shape(self.name, self.train, self.test)
+        _check_normalisation(self.name, self.train, self.mean, self.std)
+        for part, examples in (("train", self.train), ("test", self.test)):
+            _check_labels(f"{self.name} ({part})", examples.labels, len(self.class_names))
+        if self.domains is not None and len(self.domains) != len(self.train):
+            raise DataError(
+                f"{self.name}: domains must name one domain for each of the {len(self.train)} "
+                f"training examples, but there are {len(self.domains)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One client's data, before any tensor."""
+
+    name: str
+    pool: Examples  # sites of one partition share the very same pool
+    rows: NDArray[np.int64]  # which examples of the pool this client trains on
+    test: Examples  # sites of one partition share the very same test set
+    mean: tuple[float, ...]  # per channel, for pixels in 0..1, of this client
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.rows.dtype != np.int64 or self.rows.ndim != 1:
+            raise DataError(
+                f"{self.name}: rows must be int64 [row], "
+                f"but came as {self.rows.dtype} {list(self.rows.shape)}"
+            )
+        if len(self.rows) and not 0 <= self.rows.min() <= self.rows.max() < len(self.pool):
+            raise DataError(
+                f"{self.name}: rows must lie in 0..{len(self.pool) - 1}, "
+                f"but reach from {self.rows.min()} to {self.rows.max()}"
+            )
+        _check_same_shape(self.name, self.pool, self.test)
+        _check_normalisation(self.name, self.pool, self.mean, self.std)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The labels of the training rows."""
+        return self.pool.labels[self.rows]
+
+    def counts(self, classes: int) -> NDArray[np.int64]:
+        """How many training rows each class has."""
+        return np.bincount(self.labels, minlength=classes).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Everybody's data."""
+
+    name: str
+    sites: tuple[Site, ...]
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what a reader must know before comparing numbers
+
+    def __post_init__(self) -> None:
+        if not self.sites:
+            raise DataError(f"{self.name} has no client; at least one is needed")
+        names = [site.name for site in self.sites]
+        if len(set(names)) != len(names):
+            raise DataError(f"{self.name}: client names must differ, but are {', '.join(names)}")
+        first = self.sites[0]
+        for site in self.sites:
+            if site.pool.shape != first.pool.shape:
+                raise DataError(
+                    f"{self.name}: all clients need images of one shape, but {first.name} has "
+                    f"{first.pool.shape} and {site.name} has {site.pool.shape}; "
+                    "give size and channels to bring them to one shape"
+                )
+            _check_labels(site.name, site.labels, self.classes)
+            _check_labels(f"{site.name} (test)", site.test.labels, self.classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image."""
+        return self.sites[0].pool.shape
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    def digest(self) -> str:
+        """The sha256 over everything a run can see, as hex; notes are left out."""
+        known: dict[int, str] = {}
+
+        def of(examples: Examples) -> str:
+            if id(examples) not in known:
+                known[id(examples)] = examples.digest()
+            return known[id(examples)]
+
+        digest = hashlib.sha256(repr((self.name, self.class_names)).encode())
+        for site in self.sites:
+            normalisation = tuple(map(float, site.mean)), tuple(map(float, site.std))
+            parts = (site.name, of(site.pool), of(site.test), normalisation, len(site))
+            digest.update(repr(parts).encode())
+            digest.update(np.ascontiguousarray(site.rows.astype("<i8")).data)
+        return digest.hexdigest()
+
+
+def whole_site(
+    name: str,
+    train: Examples,
+    test: Examples,
+    *,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Site:
+    """A client that trains on all of `train`, normalised by its own statistics unless given."""
+    if mean is None or std is None:
+        own_mean, own_std = channel_statistics(train.images)
+        mean, std = mean or own_mean, std or own_std
+    return Site(name, train, np.arange(len(train), dtype=np.int64), test, mean, std)
+
+
+def pooled(collection: Collection) -> ImageSet:
+    """All clients' data merged into one set with one normalisation, each client a domain."""
+    sites = collection.sites
+    train = merged([site.pool.take(site.rows) for site in sites])
+    tests = list({id(site.test): site.test for site in sites}.values())
+    mean, std = channel_statistics(train.images)
+    return ImageSet(
+        name=collection.name,
+        train=train,
+        test=merged(tests),
+        class_names=collection.class_names,
+        mean=mean,
+        std=std,
+        notes=(*collection.notes, f"the data of {len(sites)} clients was merged"),
+        domains=np.repeat(np.arange(len(sites), dtype=np.int64), [len(site) for site in sites]),
+        domain_names=tuple(site.name for site in sites),
+    )
+
+
+def merged(parts: Sequence[Examples]) -> Examples:
+    """The examples of all parts, one part after the other."""
+    images = np.concatenate([part.images for part in parts])
+    return Examples(images, np.concatenate([part.labels for part in parts]))
+
+
+def _check_same_shape(name: str, train: Examples, test: Examples) -> None:
+    if train.shape != test.shape:
+        raise DataError(
+            f"{name}: train and test images must have one shape, "
+            f"but train has {train.shape} and test has {test.shape}"
+        )
+
+
+def _check_normalisation(
+    name: str, examples: Examples, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    channels = examples.shape[0]
+    if len(mean) != channels or len(std) != channels:
+        raise DataError(
+            f"{name}: mean and std need one value for each of {channels} channels, "
+            f"but have {len(mean)} and {len(std)}"
+        )
+    if not all(np.isfinite(mean)) or not all(np.isfinite(std)) or min(std) <= 0:
+        raise DataError(
+            f"{name}: mean and std must be finite and std above 0, but are {mean} and {std}"
+        )
+
+
+def _check_labels(name: str, labels: NDArray[np.int64], classes: int) -> None:
+    if len(labels) and labels.max() >= classes:
+        raise DataError(
+            f"{name}: labels must lie in 0..{classes - 1} for {classes} classes, "
+            f"but {labels.max()} is among them"
+        )

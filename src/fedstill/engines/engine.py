@@ -1,0 +1,95 @@
+"""Engine, Outcome and the gradient operators; no scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedstill.core import trees
+from fedstill.core.data import Data
+from fedstill.core.method import Method, Step
+from fedstill.core.model import Model
+from fedstill.core.node import Addressed, Inbox, Node
+from fedstill.core.records import Message, NodeId, State
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step left behind on one node."""
+
+    message: Message | Addressed[Any] | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    spent: Sequence[Any] = ()
+    absent: str | None = None  # why the node did not act
+
+
+@dataclass(frozen=True, eq=False)
+class Party:
+    """What a node holds from the beginning: data to learn from and to be tested on, a network."""
+
+    data: Data
+    test: Data
+    model: Model
+
+
+class Everybody(Protocol):
+    """Who exists. A party is made when it is asked for."""
+
+    @property
+    def clients(self) -> Sequence[NodeId]: ...
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]: ...
+
+    @property
+    def public(self) -> Data: ...
+
+    def party(self, node: NodeId) -> Party: ...
+
+
+class Engine(Protocol):
+    """Carries out one step on many nodes."""
+
+    name: str
+
+    def play(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> dict[NodeId, Outcome]: ...
+
+    def node(self, id: NodeId, round: int, step: str) -> Node[Any]: ...
+
+    @property
+    def states(self) -> dict[NodeId, State | None]: ...
+
+    def restore(self, states: Mapping[NodeId, State | None]) -> None: ...
+
+
+Absences = Callable[[Method, str, int, NodeId], str | None]
+
+
+def autograd_gradient(
+    function: Callable[[Any], tuple[Tensor, Any]], value: Any
+) -> tuple[Any, Tensor, Any]:
+    """Gradient by ordinary autograd; second derivatives inside `function` are its own affair."""
+    leaves = [tensor.detach().requires_grad_() for tensor in trees.tensors(value)]
+    with torch.enable_grad():
+        loss, notes = function(trees.with_tensors(value, leaves))
+        slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return trees.with_tensors(value, slopes), loss.detach(), trees.detach(notes)
+
+
+def functional_gradient(
+    function: Callable[[Any], tuple[Tensor, Any]], value: Any
+) -> tuple[Any, Tensor, Any]:
+    """Gradient by `torch.func`, which may stand under a vmap."""
+
+    def of_leaves(leaves: list[Tensor]) -> tuple[Tensor, tuple[Tensor, Any]]:
+        loss, notes = function(trees.with_tensors(value, leaves))
+        return loss, (loss, notes)
+
+    slopes, (loss, notes) = torch.func.grad(of_leaves, has_aux=True)(trees.tensors(value))
+    return trees.with_tensors(value, slopes), loss, notes

@@ -1,0 +1,122 @@
+"""The engine one reads first: node after node, loop after loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.core.errors import FedstillError, StepError
+from fedstill.core.loop import Loop
+from fedstill.core.method import Method, Step
+from fedstill.core.node import SERVER, Inbox, Node
+from fedstill.core.records import NodeId, State
+from fedstill.engines.engine import Absences, Everybody, Outcome, autograd_gradient
+
+
+class InProcess:
+    """Plays a step on its nodes in turn; memories are a dict."""
+
+    name = "in_process"
+
+    def __init__(
+        self,
+        method: Method,
+        everybody: Everybody,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        absences: Absences | None = None,
+    ):
+        self.method = method
+        self.everybody = everybody
+        self.seed = seed
+        self.device = torch.device(device)
+        self.absences = absences
+        self._states: dict[NodeId, State | None] = {}
+
+    @property
+    def states(self) -> dict[NodeId, State | None]:
+        """The memories of all nodes that have acted."""
+        return dict(self._states)
+
+    def restore(self, states: Mapping[NodeId, State | None]) -> None:
+        """Go on from these memories."""
+        self._states = dict(states)
+
+    def play(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> dict[NodeId, Outcome]:
+        """One step on every node that has an inbox."""
+        return {id: self._play_one(step, round, id, inbox) for id, inbox in inboxes.items()}
+
+    def _play_one(self, step: Step, round: int, id: NodeId, inbox: Inbox[Any]) -> Outcome:
+        gone = self._absence(step, round, id)
+        if gone:
+            return Outcome(absent=gone)
+        node = self.node(id, round, step.name)
+        try:
+            acting = step(node, inbox)
+            message = self._driven(acting, node) if inspect.iscoroutine(acting) else acting
+        except FedstillError as error:
+            raise StepError(type(step.method).__name__, step.name, id, round, error) from error
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise StepError(type(step.method).__name__, step.name, id, round, error) from error
+        return self._committed(node, message)
+
+    def _driven(self, acting: Any, node: Node[Any]) -> Any:
+        """Run a step to its end, doing each loop that it awaits."""
+        answer: Any = None
+        while True:
+            try:
+                loop = acting.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = self._run(loop, node)
+
+    def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
+        carry = loop.carry
+        losses: list[Tensor] = []
+        for batch in loop.batches:
+            carry, loss = loop.body(carry, loop.given, batch, autograd_gradient)
+            losses.append(loss)
+        if losses:
+            node.log(loss=torch.stack(losses).mean())
+        return carry
+
+    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        """A node as a step sees it; its memory is made the first time it is asked for."""
+        if id not in self._states:
+            fresh = self._bare(id, 0, "memory")
+            make = self.method.server_state if id == SERVER else self.method.client_state
+            self._states[id] = make(fresh)
+        node = self._bare(id, round, step)
+        node.state = self._states[id]
+        return node
+
+    def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        party = self.everybody.party(id)
+        return Node(
+            id,
+            round,
+            None,
+            model=party.model.on(self.device),
+            data=party.data,
+            public=self.everybody.public,
+            models=self.everybody.models,
+            seed=self.seed,
+            step=step,
+            device=self.device,
+        )
+
+    def _absence(self, step: Step, round: int, id: NodeId) -> str | None:
+        return self.absences(self.method, step.name, round, id) if self.absences else None
+
+    def _committed(self, node: Node[Any], message: Any) -> Outcome:
+        """Keep the memory of a step that succeeded; move its numbers to the host."""
+        self._states[node.id] = node.state
+        numbers = {name: float(number) for name, number in node.numbers.items()}
+        return Outcome(message, numbers, tuple(node.spent))

@@ -1,0 +1,146 @@
+"""The post: delivery and counting; what a message means is not its business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+from fedstill.core.errors import BadMessage
+from fedstill.core.method import Place, Step
+from fedstill.core.node import SERVER, Addressed, Inbox
+from fedstill.core.records import Message, NodeId
+from fedstill.engines.engine import Outcome
+from fedstill.logbook.events import Direction, Note, Traffic
+from fedstill.logbook.writer import Logbook
+
+BadMessages = Literal["stop", "leave_out"]
+
+
+class Hearing(Protocol):
+    """Which clients hear which."""
+
+    def hearers(self, speaker: NodeId, awake: Sequence[NodeId]) -> Sequence[NodeId]: ...
+
+
+class Channel(Protocol):
+    """Acts on one message in flight: coding, noise, loss. Returns None for a lost message."""
+
+    def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message | None: ...
+
+
+class Post:
+    """Delivers the messages of one step to those who act in the next, and counts them."""
+
+    def __init__(
+        self,
+        hearing: Hearing,
+        logbook: Logbook,
+        *,
+        channels: Sequence[Channel] = (),
+        bad_messages: BadMessages = "stop",
+    ):
+        self.hearing = hearing
+        self.logbook = logbook
+        self.channels = channels
+        self.bad_messages = bad_messages
+        self.floats = 0  # said so far
+        self.bytes = 0
+
+    def deliver(
+        self,
+        round: int,
+        step: Step,
+        following: Step | None,
+        outcomes: Mapping[NodeId, Outcome],
+        awake: Sequence[NodeId],
+    ) -> dict[NodeId, Inbox[Any]]:
+        """The inboxes of the following step."""
+        mail: dict[NodeId, dict[NodeId, Message]] = {}
+        for sender, outcome in sorted(outcomes.items()):
+            for message, hearers in self._spoken(step, following, sender, outcome, awake):
+                carried = self._carried(message, sender, round, step)
+                if carried is None:
+                    continue
+                self._count(round, step, following, sender, carried, len(hearers))
+                for hearer in hearers:
+                    mail.setdefault(hearer, {})[sender] = carried
+        return {hearer: Inbox(messages) for hearer, messages in mail.items()}
+
+    def _spoken(
+        self,
+        step: Step,
+        following: Step | None,
+        sender: NodeId,
+        outcome: Outcome,
+        awake: Sequence[NodeId],
+    ) -> Iterator[tuple[Message, Sequence[NodeId]]]:
+        """Each message that a sender leaves, with those who will hear it."""
+        if outcome.message is None or following is None:
+            return
+        reached: Sequence[NodeId]
+        if following.place is Place.SERVER:
+            reached = [SERVER]
+        elif step.place is Place.SERVER:
+            reached = awake
+        else:
+            reached = [n for n in self.hearing.hearers(sender, awake) if n != SERVER]
+        if isinstance(outcome.message, Addressed):
+            for hearer, message in sorted(outcome.message.items()):
+                if hearer in reached:
+                    yield message, [hearer]
+        else:
+            yield outcome.message, reached
+
+    def _carried(self, message: Message, sender: NodeId, round: int, step: Step) -> Message | None:
+        """The message after the channels, or None if it is lost or left out."""
+        for channel in self.channels:
+            carried = channel.carry(message, sender, round, step.name)
+            if carried is None:
+                self.logbook.write(Note(round, "lost", sender, f"{step.name}: lost on the way"))
+                return None
+            message = carried
+        bad = not_finite(message)
+        if not bad:
+            return message
+        text = (
+            f"{sender} sent {type(message).__name__} with NaN or infinite values in "
+            f"{', '.join(bad[:5])} ({step.title}, round {round})"
+        )
+        if self.bad_messages == "stop":
+            raise BadMessage(
+                f"{text}. Lower the learning rate, or set federation.bad_messages = "
+                '"leave_out" to go on without such messages'
+            )
+        self.logbook.write(Note(round, "left out", sender, text))
+        return None
+
+    def _count(
+        self,
+        round: int,
+        step: Step,
+        following: Step | None,
+        sender: NodeId,
+        message: Message,
+        hearers: int,
+    ) -> None:
+        direction: Direction = "down" if sender == SERVER else "peer"
+        if following is not None and following.place is Place.SERVER:
+            direction = "up" if sender != SERVER else "down"
+        sizes = message.bytes()
+        for name, floats in message.floats().items():
+            self.logbook.write(
+                Traffic(round, step.name, sender, direction, name, floats, sizes[name], hearers)
+            )
+            self.floats += floats
+            self.bytes += sizes[name]
+
+
+def not_finite(message: Message) -> list[str]:
+    """Names of the tensors that hold NaN or infinity; one look at the device for all of them."""
+    named = {n: t for n, t in message.tensors().items() if t.is_floating_point() and t.numel()}
+    if not named:
+        return []
+    fine = torch.stack([torch.isfinite(tensor).all() for tensor in named.values()]).tolist()
+    return [name for name, good in zip(named, fine, strict=True) if not good]

@@ -1,0 +1,129 @@
+"""The only round loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from fedstill.core.method import Place, Step
+from fedstill.core.node import SERVER, Inbox
+from fedstill.core.records import NodeId
+from fedstill.engines.engine import Engine, Outcome
+from fedstill.federation.evaluate import evaluate
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.post import Post
+from fedstill.logbook.events import Note, Number
+from fedstill.logbook.writer import Logbook
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, for whoever watches."""
+
+    round: int
+    rounds: int
+    accuracy: float | None  # mean over the latest scores
+    bytes: int  # said so far
+    seconds: float  # of the latest round
+
+
+Watch = Callable[[Progress], None]
+Save = Callable[[int], None]
+
+
+def run(
+    experiment: Experiment,
+    engine: Engine,
+    logbook: Logbook,
+    *,
+    done: int | None = None,
+    said: int = 0,
+    save: Save = lambda round: None,
+    watch: Watch = lambda progress: None,
+) -> None:
+    """Play the whole method; `done` is the last round that a checkpoint holds.
+
+    `save(round)` is called when a round is complete: after the steps before the first (round 0)
+    and after every round. What it keeps is enough to go on exactly.
+    """
+    play = _Player(experiment, engine, logbook)
+    play.post.bytes = said
+    everybody = list(experiment.population.clients)
+    if done is None:
+        play(experiment.method.before(), 0, everybody)
+        save(0)
+        done = 0
+    accuracy: float | None = None
+    for round in range(done + 1, experiment.rounds + 1):
+        began = time.perf_counter()
+        play(experiment.method.each_round(), round, list(experiment.awake(round)))
+        last = round == experiment.rounds
+        if last:
+            play(experiment.method.after(), round, everybody)
+        if last or round % experiment.evaluate_every == 0:
+            accuracy = play.scored(round)
+        seconds = time.perf_counter() - began
+        logbook.write(Number(round, "round", "", "seconds", "", seconds))
+        watch(Progress(round, experiment.rounds, accuracy, play.post.bytes, seconds))
+        save(round)
+
+
+class _Player:
+    """Plays lists of steps: engine, post and logbook in turn."""
+
+    def __init__(self, experiment: Experiment, engine: Engine, logbook: Logbook):
+        self.experiment, self.engine, self.logbook = experiment, engine, logbook
+        self.post = Post(
+            experiment.hearing,
+            logbook,
+            channels=experiment.channels,
+            bad_messages=experiment.bad_messages,
+        )
+
+    def __call__(self, steps: Sequence[Step], round: int, awake: Sequence[NodeId]) -> None:
+        mail: dict[NodeId, Inbox[Any]] = {}
+        present = list(awake)
+        for step, following in pairwise([*steps, None]):
+            assert step is not None
+            actors = [SERVER] if step.place is Place.SERVER else present
+            if self._nobody_heard(step, mail, round):
+                return
+            inboxes = {actor: mail.get(actor, Inbox()) for actor in actors}
+            outcomes = self.engine.play(step, round, inboxes)
+            self._write(round, step, outcomes)
+            present = [node for node in present if not _absent(outcomes, node)]
+            if _absent(outcomes, SERVER):
+                return
+            mail = self.post.deliver(round, step, following, outcomes, present)
+
+    def scored(self, round: int) -> float | None:
+        """Evaluate, write the scores down, and return the mean accuracy."""
+        found = list(evaluate(self.experiment, self.engine, round))
+        for number in found:
+            self.logbook.write(number)
+        values = [number.value for number in found if number.name == "accuracy"]
+        return sum(values) / len(values) if values else None
+
+    def _nobody_heard(self, step: Step, mail: Mapping[NodeId, Any], round: int) -> bool:
+        """Whether a server that needs to hear somebody hears nobody: the round ends there."""
+        if step.place is not Place.SERVER or step.reads is None or SERVER in mail:
+            return False
+        text = f"{step.title} heard nobody; the rest of the round is skipped"
+        self.logbook.write(Note(round, "skipped", SERVER, text))
+        return True
+
+    def _write(self, round: int, step: Step, outcomes: Mapping[NodeId, Outcome]) -> None:
+        for node, outcome in outcomes.items():
+            if outcome.absent is not None:
+                self.logbook.write(Note(round, "absent", node, f"{step.name}: {outcome.absent}"))
+            for name, value in outcome.numbers.items():
+                self.logbook.write(Number(round, step.name, node, name, "", value))
+            for use in outcome.spent:
+                self.logbook.write(Note(round, "privacy", node, str(use)))
+
+
+def _absent(outcomes: Mapping[NodeId, Outcome], node: NodeId) -> bool:
+    return node in outcomes and outcomes[node].absent is not None

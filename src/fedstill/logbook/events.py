@@ -1,0 +1,51 @@
+"""The kinds of event a run leaves behind: number, traffic, note; no formatting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["up", "down", "peer"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One value: in an evaluation, `node` is whose model and `target` whose test set."""
+
+    round: int
+    step: str
+    node: str
+    name: str
+    target: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One field of one message; `floats` and `bytes` are said once and heard `hearers` times."""
+
+    round: int
+    step: str
+    sender: str
+    direction: Direction
+    field: str
+    floats: int
+    bytes: int
+    hearers: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence about the run; kinds in use: engine, absent, warning, resumed, privacy, time."""
+
+    round: int
+    kind: str
+    node: str
+    text: str
+
+
+Event = Number | Traffic | Note
+EventType = type[Number] | type[Traffic] | type[Note]
+
+TABLES: dict[str, EventType] = {"metrics.csv": Number, "messages.csv": Traffic, "notes.csv": Note}
+"""The file of each kind of event; the columns are the fields, in order."""

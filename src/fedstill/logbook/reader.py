@@ -1,0 +1,139 @@
+"""A run's folder as typed rows; no plots."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedstill.core.errors import RunFolderError
+from fedstill.logbook.events import Note, Number, Traffic
+from fedstill.logbook.rows import Rows
+from fedstill.logbook.writer import header
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Run(Rows):
+    """A run read back from its folder."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+
+def read_run(folder: Path | str, *, unfinished: bool = False) -> Run:
+    """All that a run left; with `unfinished`, also a run that has no summary yet."""
+    folder = Path(folder)
+    _check_folder(folder)
+    if not unfinished and not (folder / "summary.json").exists():
+        raise RunFolderError(
+            f"{folder} has no summary.json: the run is not finished; fedstill resume {folder}"
+        )
+    rows = read_rows(folder)
+    return Run(
+        rows.metrics,
+        rows.messages,
+        rows.notes,
+        folder,
+        _mapping(folder / "summary.json", json.loads),
+        _mapping(folder / "recipe.toml", tomllib.loads),
+        _mapping(folder / "environment.json", json.loads),
+    )
+
+
+def read_rows(folder: Path | str) -> Rows:
+    """The three tables of a folder, finished or not; a cut last line is left out."""
+    folder = Path(folder)
+    _check_folder(folder)
+    return Rows(
+        _rows(folder / "metrics.csv", _number),
+        _rows(folder / "messages.csv", _traffic),
+        _rows(folder / "notes.csv", _note),
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise RunFolderError(f"there is no run folder {folder}")
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, expected the folder of a run")
+    if not any((folder / name).exists() for name in ("recipe.toml", "metrics.csv")):
+        inside = sorted(path.name for path in folder.iterdir())
+        found = ", ".join(inside[:5]) + (", …" if len(inside) > 5 else "") or "nothing"
+        raise RunFolderError(
+            f"{folder} is not the folder of a run: "
+            f"expected recipe.toml and metrics.csv in it, found {found}"
+        )
+
+
+def _rows(path: Path, read: Callable[[list[str]], R]) -> list[R]:
+    lines = _complete_lines(path)
+    if not lines or lines[0] != header(path.name):
+        found = lines[0] if lines else ""
+        raise RunFolderError(
+            f"{path} has the columns {found!r}, expected {header(path.name)!r}; "
+            "it was written by another version or program"
+        )
+    rows = []
+    width = len(lines[0].split(","))
+    for number, cells in enumerate(csv.reader(lines[1:]), start=2):
+        try:
+            if len(cells) != width:
+                raise ValueError(f"expected {width} cells, found {len(cells)}")
+            rows.append(read(cells))
+        except ValueError as error:
+            raise RunFolderError(f"{path}, line {number}: {error}") from error
+    return rows
+
+
+def _complete_lines(path: Path) -> list[str]:
+    """The lines of a table, without one that a kill cut in the middle."""
+    if not path.exists():
+        raise RunFolderError(f"{path} is missing; the run has not begun, or the file was removed")
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    return whole.decode("utf-8", errors="replace").split("\n") if whole else []
+
+
+def _mapping(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} holds {type(value).__name__}, expected a table of names")
+    return value
+
+
+def _number(cells: list[str]) -> Number:
+    round, step, node, name, target, value = cells
+    return Number(int(round), step, node, name, target, float(value))
+
+
+def _traffic(cells: list[str]) -> Traffic:
+    round, step, sender, direction, field, floats, size, hearers = cells
+    if direction not in ("up", "down", "peer"):
+        raise ValueError(f"unknown direction {direction!r}; known: up, down, peer")
+    return Traffic(
+        int(round),
+        step,
+        sender,
+        direction,  # type: ignore[arg-type]
+        field,
+        int(floats),
+        int(size),
+        int(hearers),
+    )
+
+
+def _note(cells: list[str]) -> Note:
+    round, kind, node, text = cells
+    return Note(int(round), kind, node, text)

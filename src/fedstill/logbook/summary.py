@@ -1,0 +1,176 @@
+"""The numbers of summary.json, computed from the rows; the names are those of the papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.node import SERVER
+from fedstill.logbook.events import Traffic
+from fedstill.logbook.rows import Matrix, Rows, Scores, accuracies, amount, matrix_of, mean
+from fedstill.logbook.writer import write_json
+
+CHOSEN_ON_TEST_DATA = "chosen on test data: report beside the last"
+
+
+def summarise(
+    rows: Rows,
+    *,
+    status: str = "finished",
+    rounds: int | None = None,
+    seconds: float | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """A run in one table: last and best scores, traffic, time, and other facts as given.
+
+    Round 0 is what happens before the first round; without `rounds`, the last round of any row
+    counts. Without `seconds`, the rows named `seconds` are added up, so that a resumed run counts
+    its time once.
+    """
+    if rounds is None:
+        tables = (rows.metrics, rows.messages)
+        rounds = max((row.round for table in tables for row in table), default=0)
+    if seconds is None:
+        seconds = math.fsum(row.value for row in rows.metrics if row.name == "seconds")
+    scores = accuracies(rows.metrics)
+    summary = {
+        "status": status,
+        "rounds": rounds,
+        "seconds": seconds,
+        **facts,
+        **server_scores(scores),
+        **client_scores(scores),
+        "traffic": traffic(rows.messages),
+        "floats_per_round": floats_per_round(rows.messages, rounds),
+    }
+    return {name: _plain(value) for name, value in summary.items()}
+
+
+def write_summary(folder: Path | str, summary: dict[str, Any]) -> None:
+    """Write summary.json, which marks the run as finished."""
+    write_json(Path(folder) / "summary.json", summary)
+
+
+def server_scores(scores: dict[int, Scores]) -> dict[str, Any]:
+    """The server's model: last round and best round; nothing where it was never scored."""
+    by_round = {round: by_node[SERVER] for round, by_node in scores.items() if SERVER in by_node}
+    if not by_round:
+        return {}
+    last = max(by_round)
+    averages = {round: mean(by_target.values()) for round, by_target in by_round.items()}
+    best = _best(averages)
+    return {
+        "evaluated_round": last,
+        "average_accuracy": averages[last],
+        "accuracy_by_client": by_round[last],
+        "best_average_accuracy": averages[best],
+        "best_average_accuracy_round": best,
+        "best_average_accuracy_note": CHOSEN_ON_TEST_DATA,
+    }
+
+
+def client_scores(scores: dict[int, Scores]) -> dict[str, Any]:
+    """The clients' models: the three averages of the last round, each also by client.
+
+    A model that was not scored on every test set has no averaged global or inter accuracy; the
+    means are over the models that have the value.
+    """
+    by_round = {
+        round: {node: by_target for node, by_target in by_node.items() if node != SERVER}
+        for round, by_node in scores.items()
+    }
+    matrices = {round: matrix_of(by_node) for round, by_node in by_round.items() if by_node}
+    if not matrices:
+        return {}
+    last = max(matrices)
+    matrix = matrices[last]
+    everywhere, elsewhere, own = _by_client(matrix)
+    curve = {
+        round: value
+        for round, each in matrices.items()
+        if (value := _mean_of_known(_by_client(each)[0].values())) is not None
+    }
+    best = _best(curve) if curve else None
+    return {
+        "evaluated_round_of_clients": last,
+        "averaged_global_accuracy": _mean_of_known(everywhere.values()),
+        "inter_accuracy": _mean_of_known(elsewhere.values()),
+        "averaged_local_accuracy": _mean_of_known(own.values()),
+        "averaged_global_accuracy_by_client": everywhere,
+        "inter_accuracy_by_client": elsewhere,
+        "local_accuracy_by_client": own,
+        "best_averaged_global_accuracy": None if best is None else curve[best],
+        "best_averaged_global_accuracy_round": best,
+        "best_averaged_global_accuracy_note": CHOSEN_ON_TEST_DATA,
+        "accuracy_matrix": {
+            "models": list(matrix.nodes),
+            "test_sets": list(matrix.targets),
+            "values": matrix.values.tolist(),
+        },
+    }
+
+
+def traffic(messages: Iterable[Traffic]) -> dict[str, Any]:
+    """Totals by direction, by view (said, heard) and in floats and bytes."""
+    totals = {
+        direction: {view: {"floats": 0, "bytes": 0} for view in ("said", "heard")}
+        for direction in ("up", "down", "peer")
+    }
+    for row in messages:
+        said, heard = totals[row.direction]["said"], totals[row.direction]["heard"]
+        said["floats"] += amount(row, "floats", "said")
+        said["bytes"] += amount(row, "bytes", "said")
+        heard["floats"] += amount(row, "floats", "heard")
+        heard["bytes"] += amount(row, "bytes", "heard")
+    return totals
+
+
+def floats_per_round(messages: Iterable[Traffic], rounds: int) -> dict[str, float | None]:
+    """Floats said in rounds 1 to the last, by direction, over their number; None without rounds."""
+    totals = {"up": 0, "down": 0, "peer": 0}
+    for row in messages:
+        if 1 <= row.round <= rounds:
+            totals[row.direction] += row.floats
+    return {name: total / rounds if rounds else None for name, total in totals.items()}
+
+
+def _by_client(matrix: Matrix) -> tuple[dict[str, float | None], ...]:
+    """Each model's mean over all test sets, over those of others, and on its own."""
+    everywhere: dict[str, float | None] = {}
+    elsewhere: dict[str, float | None] = {}
+    own: dict[str, float | None] = {}
+    for node, row in zip(matrix.nodes, matrix.values.tolist(), strict=True):
+        by_target = dict(zip(matrix.targets, row, strict=True))
+        others = [value for target, value in by_target.items() if target != node]
+        everywhere[node] = _known(mean(row))
+        elsewhere[node] = _known(mean(others)) if others else None
+        own[node] = _known(by_target.get(node, math.nan))
+    return everywhere, elsewhere, own
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
+
+
+def _best(curve: dict[int, float]) -> int:
+    """The earliest of the rounds with the highest value."""
+    known = {round: value for round, value in curve.items() if not math.isnan(value)} or curve
+    return max(sorted(known), key=known.__getitem__)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold: NaN and infinities become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,22 @@
+"""METHODS, one visible table of names; no discovery."""
+
+from __future__ import annotations
+
+from fedstill.core.method import Method
+from fedstill.methods.centralised import Centralised
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.feddm import FedDM
+from fedstill.methods.fednova import FedNova
+from fedstill.methods.fedprox import FedProx
+from fedstill.methods.local import Local
+from fedstill.methods.scaffold import Scaffold
+
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "centralised": Centralised,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "scaffold": Scaffold,
+    "feddm": FedDM,
+}

@@ -1,0 +1,105 @@
+"""Centralised: the server learns on everybody's examples; the other end of every table.
+
+No federated method: it shows what pooling the data would give, and says that it shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Never
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    SGD,
+    Batch,
+    Data,
+    Inbox,
+    Message,
+    Method,
+    Model,
+    Node,
+    Pool,
+    Positional,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+
+
+class Examples(Message):
+    """A client's training examples, as they are stored, and how to normalise them."""
+
+    stored: Tensor  # [example, ...]
+    labels: Positional  # [example]
+    mean: Tensor | None
+    std: Tensor | None
+
+
+class Global(State):
+    """What the server remembers."""
+
+    weights: Weights
+    pools: tuple[Examples, ...]
+
+
+@dataclass(frozen=True)
+class Centralised(Method):
+    """Epochs each round on the union of all training examples."""
+
+    lr: Positive = 0.01
+    epochs: Count = 1
+    batch_size: Count = 32
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+
+    @property
+    def sends_examples(self) -> bool:
+        return True
+
+    def before(self) -> Sequence[Step]:
+        return [self.hand_over, self.collect]
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.learn]
+
+    def server_state(self, server: Node[Any]) -> Global:
+        return Global(server.model.init(server.draw("weights", shared=True)), ())
+
+    @at_clients
+    def hand_over(self, client: Node[None], inbox: Inbox[Never]) -> Examples:
+        """Send all training examples."""
+        pools = [part.pool for part in client.data.parts]
+        if len(pools) == 1:
+            (pool,), rows = pools, client.data.parts[0].rows
+            return Examples(pool.stored[rows], pool.labels[rows], pool.mean, pool.std)
+        everything = client.data.all()
+        return Examples(everything.x, everything.y, None, None)
+
+    @at_server
+    def collect(self, server: Node[Global], inbox: Inbox[Examples]) -> None:
+        """Keep them."""
+        server.state = server.state.replace(pools=tuple(inbox.values()))
+
+    @at_server
+    async def learn(self, server: Node[Global], inbox: Inbox[Never]) -> None:
+        """Train on the union."""
+        union = Data()
+        for sent in server.state.pools:
+            union += Pool(sent.stored, sent.labels, sent.mean, sent.std).all()
+        batches = union.batches(self.batch_size, server.rng("order"), epochs=self.epochs)
+        optimizer = SGD(self.lr, self.momentum, self.weight_decay)
+        weights = await minimize(
+            self.objective, server.model, server.state.weights, batches, optimizer
+        )
+        server.state = server.state.replace(weights=weights)
+
+    def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        """The loss on the union."""
+        return cross_entropy(model(weights, batch.x), batch.y)

@@ -1,0 +1,106 @@
+"""FedAvg: average the weights that clients reach from a common start.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Never
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    SGD,
+    Batch,
+    Inbox,
+    Message,
+    Method,
+    Model,
+    Node,
+    State,
+    Step,
+    Weights,
+    algebra,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+
+
+class Global(State):
+    """What the server remembers."""
+
+    weights: Weights
+
+
+class Down(Message):
+    """The common start."""
+
+    weights: Weights
+
+
+class Up(Message):
+    """Where a client came to, and how many examples it has."""
+
+    weights: Weights
+    examples: int
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Local epochs of SGD from the global weights; the server takes the mean."""
+
+    lr: Positive = 0.01
+    epochs: Count = 1
+    batch_size: Count = 32
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.broadcast, self.update, self.aggregate]
+
+    def server_state(self, server: Node[Any]) -> Global:
+        return Global(server.model.init(server.draw("weights", shared=True)))
+
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+        """Send the global weights to everybody awake."""
+        return Down(server.state.weights)
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        """Train on local examples from the global weights."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        return Up(weights, len(client.data))
+
+    @at_server
+    def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """Take the mean of the clients' weights."""
+        ups = list(inbox.values())
+        server.state = Global(algebra.mean([up.weights for up in ups], self.shares(ups)))
+
+    async def trained(self, client: Node[None], start: Weights) -> tuple[Weights, int]:
+        """Weights after the local epochs, and the number of steps they took."""
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        weights = await minimize(
+            self.objective, client.model, start, batches, self.optimizer, start=start
+        )
+        return weights, len(batches)
+
+    def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
+        """The local loss."""
+        return cross_entropy(model(weights, batch.x), batch.y)
+
+    @property
+    def optimizer(self) -> SGD:
+        return SGD(self.lr, self.momentum, self.weight_decay)
+
+    def shares(self, ups: Sequence[Up]) -> list[float]:
+        """Each client's weight in the mean: its number of examples, or one."""
+        return [float(up.examples) if self.weighting == "examples" else 1.0 for up in ups]

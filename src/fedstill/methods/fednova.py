@@ -1,0 +1,57 @@
+"""FedNova: FedAvg whose mean does not favour clients that took more steps.
+
+Wang, Liu, Liang, Joshi, Poor. Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization. NeurIPS 2020. Equations 6 to 8, with momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedstill.core import Inbox, Node, algebra, at_clients, at_server
+from fedstill.core.records import is_buffer
+from fedstill.methods import fedavg
+from fedstill.methods.fedavg import Down, FedAvg, Global
+
+
+class Up(fedavg.Up):
+    """Where a client came to, how many examples it has, how many steps it took."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """Each client's way is divided by its own length before the mean is taken."""
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        """Train on local examples from the global weights; count the steps actually taken."""
+        weights, steps = await self.trained(client, inbox.only().weights)
+        return Up(weights, len(client.data), steps)
+
+    @at_server
+    def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """w ← w - (Σ p_i a_i) · Σ p_i (w - w_i) / a_i; statistics are averaged as they are."""
+        ups = list(inbox.values())
+        shares = normalised(self.shares(ups))
+        lengths = [self.path_length(up.steps) for up in ups]
+        effective = sum(p * a for p, a in zip(shares, lengths, strict=True))
+        start = server.state.weights
+        ways = [algebra.sub(start, up.weights) for up in ups]
+        step = algebra.mean(ways, [p / a for p, a in zip(shares, lengths, strict=True)])
+        total = sum(p / a for p, a in zip(shares, lengths, strict=True))
+        moved = algebra.add(start, step, -effective * total)
+        plain = algebra.mean([up.weights for up in ups], shares)
+        server.state = Global({n: plain[n] if is_buffer(n) else moved[n] for n in start})
+
+    def path_length(self, steps: int) -> float:
+        """a_i: how far `steps` of unit gradients carry under momentum; `steps` without it."""
+        m = self.momentum
+        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m) if m else float(steps)
+
+
+def normalised(shares: Sequence[float]) -> list[float]:
+    """Shares that sum to one."""
+    return [share / sum(shares) for share in shares]

@@ -1,0 +1,27 @@
+"""FedProx: FedAvg with a term that holds clients near the global weights.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks.
+MLSys 2020. Equation 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedstill.core import Batch, Model, Weights, algebra
+from fedstill.core.ranges import NonNegative
+from fedstill.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """The local loss gains mu/2 · ||w - w_global||² over all trainable parameters."""
+
+    mu: NonNegative = 0.01
+
+    def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
+        task = super().objective(model, weights, batch, start)
+        moved = algebra.sub(algebra.parameters(weights), algebra.parameters(start))
+        return task + self.mu / 2 * algebra.square(moved)

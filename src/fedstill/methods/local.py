@@ -1,0 +1,68 @@
+"""Local: every client learns alone; one end of every table.
+
+The same training as FedAvg's local part, without any message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Never
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    SGD,
+    Batch,
+    Inbox,
+    Method,
+    Model,
+    Node,
+    Place,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    minimize,
+)
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+
+
+class Own(State):
+    """What a client remembers."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Local epochs each round from the client's own weights; nothing travels."""
+
+    scored: ClassVar[Place] = Place.CLIENTS
+
+    lr: Positive = 0.01
+    epochs: Count = 1
+    batch_size: Count = 32
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.learn]
+
+    def client_state(self, client: Node[Any]) -> Own:
+        return Own(client.model.init(client.draw("weights", shared=True)))
+
+    @at_clients
+    async def learn(self, client: Node[Own], inbox: Inbox[Never]) -> None:
+        """Train on the own examples."""
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        optimizer = SGD(self.lr, self.momentum, self.weight_decay)
+        weights = await minimize(
+            self.objective, client.model, client.state.weights, batches, optimizer
+        )
+        client.state = Own(weights)
+
+    def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        """The local loss."""
+        return cross_entropy(model(weights, batch.x), batch.y)

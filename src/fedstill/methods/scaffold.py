@@ -1,0 +1,113 @@
+"""SCAFFOLD: controls correct each client's drift.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning. ICML 2020. Algorithm 1, option II.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Never
+
+from torch import Tensor
+
+from fedstill.core import (
+    Batch,
+    Inbox,
+    Model,
+    Node,
+    State,
+    Weights,
+    algebra,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Positive
+from fedstill.methods import fedavg
+from fedstill.methods.fedavg import FedAvg
+
+
+class Global(fedavg.Global):
+    """What the server remembers."""
+
+    control: Weights  # trainable parameters only
+
+
+class Own(State):
+    """What a client remembers."""
+
+    control: Weights
+
+
+class Down(fedavg.Down):
+    """The common start and the common control."""
+
+    control: Weights
+
+
+class Up(fedavg.Up):
+    """Where a client came to, and how its control changed."""
+
+    control: Weights  # new minus old
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """Local steps w ← w - lr · (g - c_i + c); controls start at zero and skip statistics."""
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    server_lr: Positive = 1.0
+
+    def faults(self) -> Sequence[str]:
+        if self.momentum or self.weight_decay:
+            return ["momentum and weight_decay must be 0: option II reads the gradient off the way"]
+        return ()
+
+    def server_state(self, server: Node[Any]) -> Global:
+        weights = super().server_state(server).weights
+        return Global(weights, algebra.zeros(algebra.parameters(weights)))
+
+    def client_state(self, client: Node[Any]) -> Own:
+        return Own(algebra.zeros(algebra.parameters(client.model.init(0))))
+
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+        """Send the global weights and control to everybody awake."""
+        return Down(server.state.weights, server.state.control)
+
+    @at_clients
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+        """Train with the corrected gradient, then renew the own control."""
+        start, common = inbox.only().weights, inbox.only().control
+        own = client.state.control
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        drift = algebra.sub(common, own)
+        weights = await minimize(
+            self.corrected, client.model, start, batches, self.optimizer, start=start, drift=drift
+        )
+        way = algebra.sub(algebra.parameters(start), algebra.parameters(weights))
+        slope = algebra.scale(way, 1 / (max(len(batches), 1) * self.lr))
+        change = algebra.sub(slope, common)  # (c_i - c + slope) - c_i
+        client.state = Own(algebra.add(own, change))
+        return Up(weights, len(client.data), change)
+
+    @at_server
+    def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """Move towards the mean of the weights; add the changes of control over all N clients."""
+        ups = list(inbox.values())
+        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
+        start, control = server.state.weights, server.state.control
+        if self.server_lr != 1:
+            mean = algebra.add(start, algebra.sub(mean, start), self.server_lr)
+        change = algebra.mean([up.control for up in ups])
+        control = algebra.add(control, change, len(ups) / len(server.models))
+        server.state = Global(mean, control)
+
+    def corrected(
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights
+    ) -> Tensor:
+        """The local loss plus (c - c_i) · w, whose gradient is the correction."""
+        task = self.objective(model, weights, batch, start)
+        return task + algebra.dot(drift, algebra.parameters(weights))

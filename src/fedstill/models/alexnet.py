@@ -1,0 +1,69 @@
+"""AlexNet: five convolutions without norm, the second network of the DeSA paper (BB-1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstill.core.errors import BadValue
+from fedstill.core.model import Laws, Model, conv_laws, linear_laws
+from fedstill.core.records import Weights
+
+
+class _Block(NamedTuple):
+    outputs: int
+    kernel: int
+    padding: int
+    pooled: bool
+
+
+_BLOCKS = (
+    _Block(128, kernel=5, padding=4, pooled=True),
+    _Block(192, kernel=5, padding=2, pooled=True),
+    _Block(256, kernel=3, padding=1, pooled=False),
+    _Block(192, kernel=3, padding=1, pooled=False),
+    _Block(192, kernel=3, padding=1, pooled=True),
+)
+
+
+@dataclass(frozen=True)
+class AlexNet(Model):
+    """Five blocks of convolution and ReLU, three of them max-pooled, and a linear head.
+
+    The first padding of 4, for grey and colour alike, leaves a 4x4 map of 28x28 and of 32x32.
+    """
+
+    def laws(self) -> Laws:
+        laws: Laws = {}
+        channels = self.shape[0]
+        for index, block in enumerate(_BLOCKS):
+            laws |= conv_laws(f"conv{index}", channels, block.outputs, block.kernel)
+            channels = block.outputs
+        height, width = _side(self.shape[1]), _side(self.shape[2])
+        if height < 1 or width < 1:
+            raise BadValue(
+                f"alexnet: an image of {self.shape[1]}x{self.shape[2]} cannot be pooled three "
+                f"times; use images of at least 4x4"
+            )
+        return laws | linear_laws("head", channels * height * width, self.classes)
+
+    def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        maps: list[Tensor] = []
+        for index, block in enumerate(_BLOCKS):
+            weight, bias = weights[f"conv{index}.weight"], weights[f"conv{index}.bias"]
+            x = F.relu(F.conv2d(x, weight, bias, padding=block.padding))
+            if block.pooled:
+                x = F.max_pool2d(x, 2)
+            maps.append(x)
+        return maps
+
+
+def _side(side: int) -> int:
+    """The side of the last map for an image of this side."""
+    for block in _BLOCKS:
+        side += 2 * block.padding - block.kernel + 1
+        side = side // 2 if block.pooled else side
+    return side

@@ -1,0 +1,236 @@
+"""Differentiable Siamese augmentation whose draws are arguments; no generator inside (BB-3).
+
+Zhao and Bilen, "Dataset Condensation with Differentiable Siamese Augmentation", ICML 2021.
+Every operation has parameters that leave an image as it is. An operation that was not drawn gets
+those, so `apply` is the same arithmetic for every draw, and clients are batched together whatever
+they drew. Images are normalised: the zero that fills a gap is the mean of the data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from fedstill.core.errors import BadValue, unknown
+
+OPERATIONS = ("color", "crop", "cutout", "flip", "scale", "rotate")  # in the order of application
+DEFAULT = "_".join(OPERATIONS)
+Mode = Literal["single", "multi"]
+
+BRIGHTNESS = 1.0
+SATURATION = 2.0
+CONTRAST = 0.5
+CROP = 0.125  # of the side
+CUTOUT = 0.5  # of the side
+SCALE = 1.2
+ROTATE = 15.0  # degrees
+
+
+class Draws(NamedTuple):
+    """What one call does: parameters are [group, parameter], or [group, image, parameter].
+
+    The values after each field's meaning leave an image unchanged.
+    """
+
+    operation: Tensor  # [group], a place in OPERATIONS; -1 where none or more than one was drawn
+    color: Tensor  # brightness added, factor of saturation, factor of contrast: 0, 1, 1
+    crop: Tensor  # whole pixels from which a pixel is fetched, below and to the right: 0, 0
+    cutout: Tensor  # first and past-the-last row, first and past-the-last column: 0, 0, 0, 0
+    flip: Tensor  # -1 swaps left and right: 1
+    scale: Tensor  # factors of the distance from the centre, vertical and horizontal: 1, 1
+    rotate: Tensor  # radians: 0
+
+
+_UNCHANGED: dict[str, tuple[float, ...]] = {
+    "color": (0, 1, 1),
+    "crop": (0, 0),
+    "cutout": (0, 0, 0, 0),
+    "flip": (1,),
+    "scale": (1, 1),
+    "rotate": (0,),
+}
+
+
+def operations(strategy: str) -> tuple[str, ...]:
+    """The operations a strategy such as `color_crop_flip` names; none for `""` and `none`."""
+    if strategy in ("", "none"):
+        return ()
+    names = strategy.split("_")
+    faults = [unknown("augmentation", name, OPERATIONS) for name in names if name not in OPERATIONS]
+    if len(set(names)) < len(names):
+        faults.append(f"augmentation {strategy!r} names an operation twice; name each once")
+    if faults:
+        raise BadValue(faults)
+    return tuple(name for name in OPERATIONS if name in names)
+
+
+def draw(
+    rng: Generator,
+    strategy: str,
+    *,
+    groups: int,
+    image: tuple[int, int],
+    mode: Mode = "single",
+    per_image: int | None = None,
+    op_per_group: bool = False,
+    calls: int | None = None,
+) -> Draws:
+    """The parameters of one call for images of `image` = (height, width), on rng's device.
+
+    A group (a class) shares its parameters: pass the same draws to the real and to the synthetic
+    call. With `per_image`, every one of that many images has its own, as when a classifier is
+    trained. `single` draws one operation for the call (`op_per_group`: one for each group),
+    `multi` uses all of them. With `calls`, so many calls are drawn at once, along a first axis.
+    """
+    if mode not in get_args(Mode):
+        raise BadValue(unknown("mode of augmentation", mode, get_args(Mode)))
+    names = operations(strategy)
+    lead = (groups,) if calls is None else (calls, groups)
+    operation = torch.full(lead, -1, device=rng.device)
+    if names and mode == "single":
+        places = torch.tensor([OPERATIONS.index(name) for name in names], device=rng.device)
+        each = lead if op_per_group else (*lead[:-1], 1)
+        picked = torch.randint(len(names), each, generator=rng, device=rng.device)
+        operation = places[picked].expand(lead).clone()
+    shape = lead if per_image is None else (*lead, per_image)
+    drawn = _parameters(torch.rand((*shape, 11), generator=rng, device=rng.device), image)
+    kept = {}
+    for place, name in enumerate(OPERATIONS):
+        active = operation == place
+        if mode == "multi":
+            active = torch.full_like(active, name in names)
+        active = active.reshape(*lead, *[1] * (drawn[name].dim() - len(lead)))
+        kept[name] = torch.where(active, drawn[name], drawn[name].new_tensor(_UNCHANGED[name]))
+    return Draws(operation, **kept)
+
+
+def _parameters(uniform: Tensor, image: tuple[int, int]) -> dict[str, Tensor]:
+    """The laws of BB-3, from eleven numbers in [0, 1) along the last axis."""
+    color, crop, cutout, flip, scale, rotate = torch.split_with_sizes(
+        uniform, (3, 2, 2, 1, 2, 1), -1
+    )
+    size = uniform.new_tensor(image)
+    reach = torch.floor(CROP * size + 0.5)
+    side = torch.floor(CUTOUT * size + 0.5)
+    first = _whole(cutout, size + 1 - side % 2) - torch.floor(side / 2)
+    ends = torch.stack([first.clamp(min=0), torch.minimum(first + side, size)], -1)
+    return {
+        "color": color * color.new_tensor([BRIGHTNESS, SATURATION, 1.0])
+        + color.new_tensor([-BRIGHTNESS / 2, 0.0, CONTRAST]),
+        "crop": _whole(crop, 2 * reach + 1) - reach,
+        "cutout": ends.flatten(-2),
+        "flip": torch.where(flip < 0.5, -1.0, 1.0),
+        "scale": 1 / SCALE + scale * (SCALE - 1 / SCALE),
+        "rotate": (2 * rotate - 1) * math.radians(ROTATE),
+    }
+
+
+def _whole(uniform: Tensor, choices: Tensor) -> Tensor:
+    """Whole numbers from 0 to choices - 1; the product alone may round up to `choices`."""
+    return torch.minimum(torch.floor(uniform * choices), choices - 1)
+
+
+def shared_operation(draws: Draws) -> str | None:
+    """The one operation that all groups drew, a hint for `apply`; None if there is no such one."""
+    places = set(draws.operation.flatten().tolist())
+    place = places.pop() if len(places) == 1 else -1
+    return OPERATIONS[place] if place >= 0 else None
+
+
+def apply(images: Tensor, draws: Draws, *, only: str | None = None) -> Tensor:
+    """Images [group, image, channel, height, width], changed as drawn.
+
+    `only` is a promise that nothing but the operations of this strategy was drawn; the others are
+    then left out, which saves time and changes no value.
+    """
+    may = set(OPERATIONS if only is None else operations(only))
+    sets, x = _by_set(images, draws)
+    x = x.to(torch.promote_types(images.dtype, torch.float32))
+    if "color" in may:
+        x = _colored(x, sets.color)
+    if "cutout" in may:
+        # A hole in the cropped image is the hole moved along with the crop in the image itself;
+        # so the crop can wait and be one resampling with flip and scale.
+        x = _cut(x, sets.cutout + sets.crop.repeat_interleave(2, -1))
+    down, right = sets.crop.unbind(-1)
+    vertical, horizontal = sets.scale.unbind(-1)
+    if may & {"crop", "scale"}:
+        rows = _resampling(x.shape[3], down, vertical).to(x)
+        x = torch.einsum("sij,sncjk->sncik", rows, x)
+    if may & {"crop", "scale", "flip"}:
+        columns = _resampling(x.shape[4], right, horizontal * sets.flip.squeeze(-1)).to(x)
+        x = torch.einsum("sij,snckj->sncki", columns, x)
+    if "rotate" in may:
+        x = _rotated(x, sets.rotate)
+    return x.to(images.dtype).reshape(images.shape)
+
+
+def _by_set(images: Tensor, draws: Draws) -> tuple[Draws, Tensor]:
+    """Parameters [set, parameter] and images [set, image, ...]: a set is a group or one image."""
+    axes = draws.flip.dim() - 1
+    if draws.flip.shape[:-1] != images.shape[:axes]:
+        raise BadValue(
+            f"augmentation was drawn for {tuple(draws.flip.shape[:-1])} groups (and images), but "
+            f"the images are {tuple(images.shape)}; draw for [group, image] of these images"
+        )
+    if axes == 1:
+        return draws, images
+    flat = (parameters.flatten(0, 1) for parameters in draws[1:])
+    return Draws(draws.operation, *flat), images.flatten(0, 1).unsqueeze(1)
+
+
+def _colored(x: Tensor, color: Tensor) -> Tensor:
+    """Brightness, saturation about the pixel's mean, contrast about the image's mean."""
+    brightness, saturation, contrast = color.to(x)[..., None, None, None, None].unbind(1)
+    x = x + brightness
+    x = x + (saturation - 1) * (x - x.mean(2, keepdim=True))
+    return x + (contrast - 1) * (x - x.mean((2, 3, 4), keepdim=True))
+
+
+def _cut(x: Tensor, box: Tensor) -> Tensor:
+    """Zero inside the box; an empty box cuts nothing."""
+    top, bottom, left, right = box.unsqueeze(-1).unbind(1)  # [set, 1]
+    row = torch.arange(x.shape[-2], device=x.device)
+    column = torch.arange(x.shape[-1], device=x.device)
+    rows = (row >= top) & (row < bottom)
+    columns = (column >= left) & (column < right)
+    hole = rows[:, :, None] & columns[:, None, :]  # [set, height, width]
+    return x.masked_fill(hole[:, None, None], 0.0)
+
+
+def _resampling(size: int, shift: Tensor, factor: Tensor) -> Tensor:
+    """Bilinear weights along one axis, [set, pixel, pixel it is fetched from].
+
+    Shift by whole pixels with zero fill, then multiply distances from the centre by a factor. A
+    pixel fetched from exactly one other has a single weight of exactly 1.
+    """
+    pixel = torch.arange(size, device=shift.device, dtype=shift.dtype)
+    centre = (size - 1) / 2
+
+    def weights(position: Tensor) -> Tensor:
+        return (1 - (position.unsqueeze(-1) - pixel).abs()).clamp(min=0)
+
+    moved = weights(pixel + shift.unsqueeze(-1))
+    return weights(centre + factor.unsqueeze(-1) * (pixel - centre)) @ moved
+
+
+def _rotated(x: Tensor, angle: Tensor) -> Tensor:
+    """Each pixel fetched from its place turned about the centre; bilinear, zero outside."""
+    height, width = x.shape[-2:]
+    angle = angle.to(x).unsqueeze(-1)  # [set, 1, 1]
+    down = (torch.arange(height, device=x.device, dtype=x.dtype) - (height - 1) / 2).unsqueeze(1)
+    right = torch.arange(width, device=x.device, dtype=x.dtype) - (width - 1) / 2
+    cosine, sine = angle.cos(), angle.sin()
+    across = (cosine * right - sine * down) * (2 / width)
+    along = (sine * right + cosine * down) * (2 / height)
+    grid = torch.stack([across, along], -1)  # [set, height, width, 2]
+    grid = grid.unsqueeze(1).expand(*x.shape[:2], height, width, 2).flatten(0, 1)
+    turned = F.grid_sample(
+        x.flatten(0, 1), grid, mode="bilinear", padding_mode="zeros", align_corners=False
+    )
+    # An angle of zero would cost a rounding error; the image itself is exact.
+    return torch.where(angle[..., None, None] == 0, x, turned.reshape(x.shape))

@@ -1,0 +1,54 @@
+"""Balls around weights: points on the sphere, projection onto the ball (FedDM, appendix G.4).
+
+Distances are one Euclidean norm over all trainable parameters; statistics of norm layers are
+neither measured nor moved.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedstill.core import algebra
+from fedstill.core.records import Weights, is_buffer
+
+
+def direction(rng: torch.Generator, like: Weights) -> Weights:
+    """A standard normal draw for every trainable parameter, on the generator's device."""
+    return {
+        name: torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype)
+        for name, tensor in algebra.parameters(like).items()
+    }
+
+
+def on_sphere(centre: Weights, direction: Weights, radius: float | Tensor) -> Weights:
+    """centre + δ·min(1, radius/‖δ‖); buffers are the centre's.
+
+    A normal δ of many entries is always longer than the radius, so the law of the papers
+    ("truncated Gaussian") is uniform on the sphere; only tiny models stay inside.
+    """
+    _, factor = _shrinking(algebra.square(algebra.parameters(direction)), radius)
+    return {
+        name: start if is_buffer(name) else start + factor * direction[name]
+        for name, start in centre.items()
+    }
+
+
+def projected(weights: Weights, centre: Weights, radius: float | Tensor) -> Weights:
+    """centre + (w - centre)·min(1, radius/‖w - centre‖); weights inside come back unchanged."""
+    steps = {name: tensor - centre[name] for name, tensor in algebra.parameters(weights).items()}
+    outside, factor = _shrinking(algebra.square(steps), radius)
+    return {
+        name: torch.where(outside, centre[name] + factor * steps[name], tensor)
+        if name in steps
+        else tensor
+        for name, tensor in weights.items()
+    }
+
+
+def _shrinking(squared: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Whether a squared length exceeds the radius, and the factor that brings it back."""
+    outside = squared > radius**2
+    # The root is taken of 1 where it is not needed: its slope at zero would make gradients NaN.
+    length = torch.where(outside, squared, 1.0).sqrt()
+    return outside, torch.where(outside, radius / length, 1.0)

@@ -1,0 +1,250 @@
+"""Runs that differ in their seed alone, gathered: means and spreads; no layout."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from fedstill.logbook.reader import Run
+
+SERVER_SCORE = "average_accuracy"
+CLIENT_SCORES = ("averaged_global_accuracy", "inter_accuracy", "averaged_local_accuracy")
+DIRECTIONS = ("up", "down", "peer")
+
+_SEED = "seed"
+_NOT_THE_EXPERIMENT = ("engine", "about", "reported")  # tables that leave the numbers alone
+_PLACES = ("data_dir", "folder", "path", "root")  # where data lies does not change what it is
+_ABOUT_REPORTED = ("average", "source", "unit")
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A mean over runs; the sample standard deviation where there are two or more."""
+
+    mean: float
+    spread: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a paper prints for this setting, as fractions."""
+
+    source: str
+    average: float | None
+    targets: Mapping[str, float]
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What runs that differ in nothing but their seed have in common."""
+
+    method: str
+    label: str
+    data: str
+    digest: str
+    details: str  # the rest of the recipe, in one canonical line
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one setting over seeds."""
+
+    setting: Setting
+    name: str
+    seeds: tuple[str, ...]
+    folders: tuple[str, ...]
+    scores: Mapping[str, Statistic]
+    targets: Mapping[str, Statistic]
+    floats_per_round: Mapping[str, Statistic]
+    bytes_said: Mapping[str, Statistic]
+    seconds: Statistic | None
+    reported: Reported | None
+
+    @property
+    def main(self) -> str | None:
+        """The name of the score that stands for the runs: of the server's model where scored."""
+        return next((name for name in (SERVER_SCORE, *CLIENT_SCORES) if name in self.scores), None)
+
+
+def gather(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
+    """Runs of one setting under one readable name; a seed given twice counts once."""
+    by_setting: dict[Setting, dict[str, Run]] = {}
+    notes = []
+    for run in runs:
+        seeds = by_setting.setdefault(setting_of(run), {})
+        every_seed = json.dumps(_seeds(run.recipe), sort_keys=True)
+        if every_seed in seeds:
+            kept = seeds[every_seed].folder
+            notes.append(f"{run.folder} has the setting and seed of {kept} and is left out")
+        else:
+            seeds[every_seed] = run
+    names = _names(list(by_setting))
+    return {
+        name: list(seeds.values()) for name, seeds in zip(names, by_setting.values(), strict=True)
+    }, notes
+
+
+def setting_of(run: Run) -> Setting:
+    """What a run shares with its repetitions under other seeds."""
+    recipe = run.recipe
+    method, data, about = (_table(recipe, name) for name in ("method", "data", "run"))
+    rest: dict[str, Any] = {
+        name: _kept(value)
+        for name, value in recipe.items()
+        if name not in (*_NOT_THE_EXPERIMENT, "run", _SEED)
+    }
+    if "rounds" in about:
+        rest["rounds"] = about["rounds"]
+    return Setting(
+        method=str(method.get("name", "unnamed method")),
+        label=str(method.get("label", "")),
+        data=str(data.get("name", "unnamed data")),
+        digest=str(run.summary.get("data_digest") or _digest(_kept(data))),
+        details=json.dumps(rest, sort_keys=True, default=str),
+    )
+
+
+def statistic(values: Iterable[float | None]) -> Statistic | None:
+    """The mean and the sample spread of the values there are; None where there are none."""
+    known = [float(value) for value in values if value is not None]
+    if not known:
+        return None
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    return Statistic(statistics.fmean(known), spread, len(known))
+
+
+def reported_of(recipe: Mapping[str, Any]) -> Reported | None:
+    """The `[reported]` table of a recipe: accuracies in percent unless `unit = "fraction"`."""
+    table = _table(recipe, "reported")
+    scale = 1.0 if table.get("unit") == "fraction" else 0.01
+    numbers = {
+        name: value * scale
+        for name, value in table.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    if not numbers:
+        return None
+    scores = {name: numbers[name] for name in (SERVER_SCORE, *CLIENT_SCORES) if name in numbers}
+    targets = {
+        name: value
+        for name, value in numbers.items()
+        if name not in _ABOUT_REPORTED and name not in scores
+    }
+    return Reported(str(table.get("source", "")), numbers.get("average"), targets, scores)
+
+
+def group_of(name: str, runs: Sequence[Run]) -> Group:
+    summaries = [run.summary for run in runs]
+    scores = {
+        score: found
+        for score in (SERVER_SCORE, *CLIENT_SCORES)
+        if (found := statistic(summary.get(score) for summary in summaries)) is not None
+    }
+    kinds = ("accuracy_by_client", "averaged_global_accuracy_by_client", "local_accuracy_by_client")
+    by_client = (_statistics([_table(summary, kind) for summary in summaries]) for kind in kinds)
+    return Group(
+        setting=setting_of(runs[0]),
+        name=name,
+        seeds=tuple(_seed(run) for run in runs),
+        folders=tuple(str(run.folder) for run in runs),
+        scores=scores,
+        targets=next(filter(None, by_client), {}),
+        floats_per_round=_statistics(
+            [_table(summary, "floats_per_round") for summary in summaries]
+        ),
+        bytes_said=_statistics([_bytes_said(summary) for summary in summaries]),
+        seconds=statistic(summary.get("seconds") for summary in summaries),
+        reported=reported_of(runs[0].recipe),
+    )
+
+
+def _statistics(tables: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {
+        name: found
+        for name in names
+        if (found := statistic(table.get(name) for table in tables)) is not None
+    }
+
+
+def _bytes_said(summary: Mapping[str, Any]) -> dict[str, Any]:
+    traffic = _table(summary, "traffic")
+    return {
+        direction: _table(_table(traffic, direction), "said").get("bytes")
+        for direction in DIRECTIONS
+    }
+
+
+def _names(settings: Sequence[Setting]) -> list[str]:
+    """Method and label, and, where these are the same, the values that tell settings apart."""
+    plain = [_method_and_label(each) for each in settings]
+    names: list[str] = []
+    for setting, name in zip(settings, plain, strict=True):
+        alike = [other for other, its in zip(settings, plain, strict=True) if its == name]
+        if len(alike) > 1:
+            name = f"{name} ({_difference(setting, alike)})"
+        # Values too many to name may leave two alike; a number keeps both.
+        names.append(f"{name} #{names.count(name) + 1}" if name in names else name)
+    return names
+
+
+def _method_and_label(setting: Setting) -> str:
+    """The label alone where it names the method itself."""
+    if setting.method in setting.label:
+        return setting.label
+    return f"{setting.method} {setting.label}".strip()
+
+
+def _difference(setting: Setting, alike: Sequence[Setting]) -> str:
+    mine = _flat(json.loads(setting.details))
+    others = [_flat(json.loads(other.details)) for other in alike]
+    keys = sorted({key for each in (mine, *others) for key in each})
+    differ = [key for key in keys if any(other.get(key) != mine.get(key) for other in others)]
+    words = [f"{key.removeprefix('method.')}={mine.get(key, 'absent')}" for key in differ[:3]]
+    if len({(other.data, other.digest) for other in alike}) > 1:
+        words = [word for word in words if not word.startswith("data.")]
+        words.insert(0, f"{setting.data} {setting.digest[:8]}")
+    return ", ".join(words)
+
+
+def _table(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = mapping.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _seed(run: Run) -> str:
+    return str(_table(run.recipe, "run").get(_SEED, run.recipe.get(_SEED, "?")))
+
+
+def _seeds(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Every seed of a recipe, so that only a true repetition counts as one."""
+    return {key: value for key, value in _flat(recipe).items() if key.split(".")[-1] == _SEED}
+
+
+def _kept(value: Any) -> Any:
+    """A table without its seeds and places."""
+    if isinstance(value, Mapping):
+        dropped = (_SEED, *_PLACES)
+        return {name: _kept(item) for name, item in value.items() if name not in dropped}
+    return value
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables under dotted names."""
+    flat = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            flat.update(_flat(item, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = item
+    return flat
+
+
+def _digest(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

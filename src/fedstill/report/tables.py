@@ -1,0 +1,333 @@
+"""Means and spreads over seeds, beside reported numbers; reads the logbook only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from fedstill.core.errors import RunFolderError
+from fedstill.logbook.reader import Run, read_run
+from fedstill.report.amounts import human_bytes, human_floats
+from fedstill.report.groups import (
+    CLIENT_SCORES,
+    DIRECTIONS,
+    SERVER_SCORE,
+    Group,
+    Reported,
+    Statistic,
+    gather,
+    group_of,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
+
+COLUMNS_FOR_TARGETS = 12  # with more test sets a table shows the lowest and the highest
+
+
+@dataclass(frozen=True)
+class Section:
+    """The groups that share their data and may be compared."""
+
+    data: str
+    digest: str
+    groups: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        """The data's name and the beginning of its digest."""
+        return f"{self.data} (data {self.digest[:8]})" if self.digest else self.data
+
+    @property
+    def targets(self) -> list[str]:
+        """Every test set of the section, in the order of first appearance."""
+        return list(dict.fromkeys(name for group in self.groups for name in group.targets))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs by data, and what a reader must know about them."""
+
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups of all sections."""
+        return [group for section in self.sections for group in section.groups]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, unrounded; accuracies are fractions."""
+        return {
+            "sections": [
+                {
+                    "data": section.data,
+                    "digest": section.digest,
+                    "groups": [_group_as_dict(group) for group in section.groups],
+                }
+                for section in self.sections
+            ],
+            "notes": list(self.notes),
+        }
+
+    def as_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
+
+    def as_markdown(self) -> str:
+        """One table for each section, then the notes."""
+        parts = []
+        for section in self.sections:
+            table = _laid_out(section)
+            lines = [
+                f"### {_escaped(section.title)}",
+                "",
+                _markdown_line(table.head),
+                _markdown_line([":--", *["--:"] * (len(table.head) - 1)]),
+                *(_markdown_line(row) for row in table.body),
+            ]
+            parts.append("\n".join(lines))
+            if table.footnotes:
+                parts.append("\n".join(f"- {_escaped(line)}" for line in table.footnotes))
+        if self.notes:
+            parts.append("\n".join(f"- {_escaped(note)}" for note in self.notes))
+        return "\n\n".join(parts) + "\n"
+
+    def as_rich(self) -> RenderableType:
+        """The same for a terminal."""
+        from rich.console import Group as Together
+        from rich.text import Text
+
+        parts: list[RenderableType] = []
+        for section in self.sections:
+            layout = _laid_out(section)
+            parts.append(_Fitting(section.title, layout))
+            parts += [Text(line, "dim") for line in layout.footnotes]
+        parts += [Text(f"note: {note}", "yellow") for note in self.notes]
+        return Together(*parts)
+
+
+def comparison(folders: Iterable[Path | str]) -> Comparison:
+    """The runs of some folders, grouped over seeds."""
+    return compare([read_run(folder) for folder in folders])
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Runs grouped over seeds; runs on other data, or with other values, are kept apart."""
+    if not runs:
+        raise RunFolderError("there is nothing to compare; give the folders of finished runs")
+    gathered, notes = gather(runs)
+    groups = [group_of(name, members) for name, members in gathered.items()]
+    notes += [note for members in gathered.values() for note in _unequal(members)]
+    sections: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        sections.setdefault((group.setting.data, group.setting.digest), []).append(group)
+    if len(sections) > 1:
+        notes.insert(0, "the runs do not share their data: compare within a table, not across")
+    names = [data for data, _ in sections]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        notes.insert(1, f"{name}: the runs name the same data, but the digests of it differ")
+    ordered = (Section(data, digest, tuple(each)) for (data, digest), each in sections.items())
+    return Comparison(tuple(ordered), tuple(notes))
+
+
+def _unequal(runs: Sequence[Run]) -> list[str]:
+    """What makes the runs of a group less than repetitions of each other."""
+    notes = []
+    for run in runs:
+        if (status := run.summary.get("status")) not in (None, "finished"):
+            notes.append(f"{run.folder}: the run's status is {status!r}")
+    rounds = {str(run.summary.get("rounds")) for run in runs}
+    if len(rounds) > 1:
+        where = ", ".join(str(run.folder) for run in runs)
+        notes.append(f"rounds differ between seeds ({', '.join(sorted(rounds))}): {where}")
+    return notes
+
+
+@dataclass(frozen=True)
+class _Layout:
+    head: list[str]
+    body: list[list[str]]
+    footnotes: list[str]
+
+
+_REPORTED = "↳ reported"
+_NOTHING = "-"
+
+
+class _Fitting:
+    """A layout as one table where the terminal is wide enough, else as several, never cut."""
+
+    def __init__(self, title: str, layout: _Layout):
+        self.title, self.layout = title, layout
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=10_000)
+        columns: list[int] = []
+        title = self.title
+        for number in range(1, len(self.layout.head)):
+            wider = self._table(title, [*columns, number])
+            width = console.measure(wider, options=unbounded).maximum
+            if columns and width > options.max_width:
+                yield self._table(title, columns)
+                columns, title = [], ""
+            columns.append(number)
+        yield self._table(title, columns)
+
+    def _table(self, title: str, columns: Sequence[int]) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        heading = Text(title, "bold") if title else None
+        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for number in (0, *columns):
+            head = Text(fill(self.layout.head[number], 12, break_long_words=False))
+            table.add_column(head, justify="right" if number else "left")
+        for row in self.layout.body:
+            reported = row[0].startswith(_REPORTED)
+            if not reported or any(row[number] for number in columns):
+                cells = (Text(row[number]) for number in (0, *columns))
+                table.add_row(*cells, style="dim" if reported else "")
+        return table
+
+
+def _laid_out(section: Section) -> _Layout:
+    """The cells of a section as text, with the same columns for a terminal and for a page."""
+    targets = section.targets
+    few = len(targets) <= COLUMNS_FOR_TARGETS
+    scores = [name for name in (SERVER_SCORE, *CLIENT_SCORES) if _any_score(section, name)]
+    directions = [name for name in DIRECTIONS if name != "peer" or _any_peers(section)]
+    head = [
+        "method",
+        "seeds",
+        *(name.replace("_", " ") for name in scores),
+        *(targets if few else ["lowest client", "highest client"]),
+        *(f"floats {name} / round" for name in directions if name != "down"),
+        *(f"bytes {name}" for name in directions),
+        "seconds",
+    ]
+    body, sources = [], []
+    for group in section.groups:
+        body.append(
+            [
+                group.name,
+                _seeds_in_words(group),
+                *(_percent(group.scores.get(name)) for name in scores),
+                *(_by_target(group, targets) if few else _extremes(group)),
+                *(_amount(group.floats_per_round, d) for d in directions if d != "down"),
+                *(_bytes(group.bytes_said, direction) for direction in directions),
+                _NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
+            ]
+        )
+        if group.reported is not None:
+            if group.reported.source not in sources:
+                sources.append(group.reported.source)
+            mark = sources.index(group.reported.source) + 1
+            shown = targets if few else ["", ""]
+            cells = ["", *_reported_cells(group.reported, group.main, shown, scores)]
+            body.append([f"{_REPORTED} [{mark}]", *cells, *[""] * (len(head) - 1 - len(cells))])
+    return _Layout(head, body, [*_explained(section), *_cited(sources)])
+
+
+def _explained(section: Section) -> list[str]:
+    lines = ["accuracies in percent, mean ± sample standard deviation over seeds"]
+    if not any(len(group.seeds) > 1 for group in section.groups):
+        lines = ["accuracies in percent, one seed each"]
+    if section.targets and any(SERVER_SCORE not in group.scores for group in section.groups):
+        lines.append(
+            "where clients keep their own models, a client's column is its model's mean over all "
+            "test sets (over its own where only that was scored)"
+        )
+    lines.append("each message counted once, however many hear it")
+    return ["; ".join(lines)]
+
+
+def _cited(sources: Sequence[str]) -> list[str]:
+    return [
+        f"[{number}] {source or 'the recipe gives no source'}"
+        for number, source in enumerate(sources, start=1)
+    ]
+
+
+def _any_score(section: Section, name: str) -> bool:
+    return any(name in group.scores for group in section.groups)
+
+
+def _any_peers(section: Section) -> bool:
+    sent = (group.bytes_said.get("peer") for group in section.groups)
+    return any(found is not None and found.mean > 0 for found in sent)
+
+
+def _by_target(group: Group, targets: Sequence[str]) -> list[str]:
+    return [_percent(group.targets.get(name)) for name in targets]
+
+
+def _extremes(group: Group) -> list[str]:
+    if not group.targets:
+        return [_NOTHING, _NOTHING]
+    ordered = sorted(group.targets, key=lambda name: group.targets[name].mean)
+    return [f"{100 * group.targets[name].mean:.2f} ({name})" for name in (ordered[0], ordered[-1])]
+
+
+def _reported_cells(
+    reported: Reported, main: str | None, targets: Sequence[str], scores: Sequence[str]
+) -> list[str]:
+    beside = dict(reported.scores)
+    if reported.average is not None and main is not None:
+        beside.setdefault(main, reported.average)
+    values = [beside.get(name) for name in scores]
+    values += [reported.targets.get(name) for name in targets]
+    return [_NOTHING if value is None else f"{100 * value:.2f}" for value in values]
+
+
+def _seeds_in_words(group: Group) -> str:
+    if len(group.seeds) > 4:
+        return f"{len(group.seeds)} seeds"
+    return ", ".join(group.seeds)
+
+
+def _percent(value: Statistic | None) -> str:
+    if value is None:
+        return _NOTHING
+    mean = f"{100 * value.mean:.2f}"
+    return mean if value.spread is None else f"{mean} ± {100 * value.spread:.2f}"
+
+
+def _amount(amounts: Mapping[str, Statistic], direction: str) -> str:
+    return human_floats(amounts[direction].mean) if direction in amounts else _NOTHING
+
+
+def _bytes(amounts: Mapping[str, Statistic], direction: str) -> str:
+    return human_bytes(amounts[direction].mean) if direction in amounts else _NOTHING
+
+
+def _group_as_dict(group: Group) -> dict[str, Any]:
+    setting = group.setting
+    return {
+        "name": group.name,
+        "method": setting.method,
+        "label": setting.label,
+        "recipe": json.loads(setting.details),
+        **{
+            name: {key: asdict(value) for key, value in getattr(group, name).items()}
+            for name in ("scores", "targets", "floats_per_round", "bytes_said")
+        },
+        "seconds": None if group.seconds is None else asdict(group.seconds),
+        "reported": None if group.reported is None else asdict(group.reported),
+        "seeds": list(group.seeds),
+        "folders": list(group.folders),
+    }
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,163 @@
+"""What a method is, as plain values: plan, memories, messages and floats, by a rehearsal."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from fedstill.core.data import Data, Part, Pool
+from fedstill.core.errors import BadValue
+from fedstill.core.method import Method, Step
+from fedstill.core.model import Model
+from fedstill.core.node import SERVER
+from fedstill.core.records import NodeId, Record, State
+from fedstill.engines.engine import Party
+from fedstill.engines.rehearsal import Rehearsal
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Everyone
+from fedstill.federation.topology import Complete
+from fedstill.logbook.events import Traffic
+from fedstill.logbook.writer import MemoryLog
+from fedstill.wire.codec import describe
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Whom a rehearsal is played with: equal clients that hold the first `held` classes."""
+
+    model: Model
+    held: int
+    clients: int = 2
+    per_class: int = 64
+
+    @property
+    def names(self) -> Sequence[NodeId]:
+        return [f"client-{i}" for i in range(self.clients)]
+
+    def experiment(self, method: Method) -> Experiment:
+        return Experiment(
+            method, _Cast(self), Complete().graph(self.names, 0), Everyone(), rounds=1,
+            evaluate_every=2,
+        )  # fmt: skip
+
+
+class _Cast:
+    """Blank images with the right labels."""
+
+    def __init__(self, stage: Stage):
+        if not 1 <= stage.held <= stage.model.classes:
+            raise BadValue(f"held = {stage.held}: must be in [1, {stage.model.classes}]")
+        self.clients = stage.names
+        self.models: Mapping[NodeId, Model] = dict.fromkeys(stage.names, stage.model)
+        self.public = Data()
+        labels = torch.arange(stage.held).repeat_interleave(stage.per_class)
+        blank = torch.zeros(1, *stage.model.shape, dtype=torch.uint8).expand(
+            len(labels), *stage.model.shape
+        )
+        everything = Part(Pool(blank, labels), torch.arange(len(labels)))
+        self._client = Party(Data((everything,)), Data(), stage.model)
+        self._server = Party(Data(), Data(), stage.model)
+
+    def party(self, node: NodeId) -> Party:
+        return self._server if node == SERVER else self._client
+
+
+def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
+    """A method in one table; messages are counted per client and, for a broadcast, once."""
+    log = MemoryLog()
+    engine = Rehearsal(method, stage.experiment(method).population)
+    run(stage.experiment(method), engine, log)
+    return {
+        "name": name,
+        "paper": inspect.getdoc(inspect.getmodule(type(method))) or "",
+        "purpose": (inspect.getdoc(type(method)) or "").split("\n")[0],
+        "hyper_parameters": {f.name: getattr(method, f.name) for f in fields(method)},
+        "presets": {key: dict(value) for key, value in method.presets.items()},
+        "scored": method.scored.value,
+        "sends_examples": method.sends_examples,
+        "example": {
+            "model": stage.model.describe(),
+            "classes": stage.model.classes,
+            "held": stage.held,
+            "model_floats": sum(stage.model.floats().values()),
+        },
+        "steps": [
+            _step(part, step, log.messages, stage)
+            for part, steps in _parts(method).items()
+            for step in steps
+        ],
+        "memories": {
+            place: _memory(engine.states.get(node))
+            for place, node in (("server", SERVER), ("client", stage.names[0]))
+        },
+        "floats_per_round": _floats_per_round(log.messages),
+    }
+
+
+def _parts(method: Method) -> dict[str, Sequence[Step]]:
+    return {"before": method.before(), "each round": method.each_round(), "after": method.after()}
+
+
+def _step(part: str, step: Step, sent: Sequence[Traffic], stage: Stage) -> dict[str, Any]:
+    """A step with its message; numbers are of one sender."""
+    speaker = SERVER if step.place.value == "server" else stage.names[0]
+    rows = [row for row in sent if row.step == step.name and row.sender == speaker]
+    message = None
+    if step.sends is not None:
+        hints = describe(step.sends)
+        message = {
+            "name": step.sends.__name__,
+            "direction": rows[0].direction if rows else None,
+            "floats": sum(row.floats for row in rows),
+            "bytes": sum(row.bytes for row in rows),
+            "fields": {
+                row.field: {"type": hints[row.field], "floats": row.floats, "bytes": row.bytes}
+                for row in rows
+            },
+        }
+    return {
+        "name": step.name,
+        "part": part,
+        "at": step.place.value,
+        "purpose": step.purpose,
+        "reads": step.reads.__name__ if step.reads else None,
+        "sends": message,
+    }
+
+
+def _memory(state: State | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {"name": type(state).__name__, "fields": _fields(state)}
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    hints, floats = describe(type(record)), record.floats()
+    return {name: {"type": hints[name], "floats": floats[name]} for name in hints}
+
+
+def _floats_per_round(sent: Sequence[Traffic]) -> dict[str, int]:
+    """Floats of one client up and to peers, and of the server's broadcast, in a round."""
+    speakers: dict[str, dict[str, int]] = {}
+    for row in sent:
+        if row.round > 0:
+            by_sender = speakers.setdefault(row.direction, {})
+            by_sender[row.sender] = by_sender.get(row.sender, 0) + row.floats
+    return {way: max(speakers.get(way, {0: 0}).values()) for way in ("up", "down", "peer")}
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """An image shape such as 3x32x32."""
+    try:
+        sides = tuple(int(side) for side in text.lower().split("x"))
+    except ValueError:
+        sides = ()
+    if not sides or math.prod(sides) <= 0:
+        raise BadValue(f"shape {text!r}: write it as channels x height x width, e.g. 3x32x32")
+    return sides

@@ -1,0 +1,62 @@
+"""One table of names and one door."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedstill.data
+from data.made_up import grey_file
+from fedstill.core.errors import DataError
+from fedstill.data import DATASETS, load
+from fedstill.data.partition import ClassesPerClient
+
+
+def test_an_unknown_name_gets_the_nearest_and_the_list():
+    with pytest.raises(DataError, match=r"'digit5'; did you mean 'digits5'\? known: DIGITS, OFF"):
+        load("digit5")
+    with pytest.raises(DataError, match=r"did you mean 'torchvision:CIFAR100'"):
+        load("torchvision:CIFAR-100")
+
+
+def test_an_unknown_option_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"unknown option of mnist 'percent'"):
+        load("mnist", data_dir=tmp_path, percent=10)
+
+
+def test_every_entry_says_what_it_is():
+    kinds = {entry.kind for entry in DATASETS.values()}
+    assert kinds == {"embedded", "file", "composed", "public", "own"}
+    for entry in DATASETS.values():
+        assert entry.description
+        assert "\n" not in entry.description
+        assert bool(entry.files) == (entry.kind in ("file", "composed"))
+
+
+def test_a_single_set_without_a_partition_is_one_client(tmp_path):
+    grey_file(tmp_path / "mnist.npz")
+    made = load("mnist", data_dir=tmp_path)
+    assert [(site.name, len(site)) for site in made.sites] == [("all", 30)]
+
+
+def test_the_seed_decides_the_split_and_nothing_else(tmp_path):
+    grey_file(tmp_path / "mnist.npz")
+    wish = ClassesPerClient(clients=5, classes=2)
+    first, again, other = (
+        load("mnist", data_dir=tmp_path, partition=wish, seed=seed) for seed in (0, 0, 1)
+    )
+    assert first.digest() == again.digest() != other.digest()
+    assert first.sites[0].pool.digest() == other.sites[0].pool.digest()
+
+
+def test_the_package_itself_imports_only_numpy_and_the_standard_library():
+    allowed = {"numpy", "fedstill", "__future__"}
+    from sys import stdlib_module_names
+
+    for path in Path(fedstill.data.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                root = name.partition(".")[0]
+                assert root in allowed | stdlib_module_names, f"{path.name} imports {name}"

@@ -1,0 +1,163 @@
+"""A user's own images: both layouts, files, and every way in which they can be wrong."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.made_up import colour_file, grey_file, picture
+from fedstill.core.errors import DataError
+from fedstill.data import load
+
+
+@pytest.fixture
+def hospital(tmp_path):
+    """A client's folder: three cats, two dogs."""
+    for number in range(3):
+        picture(tmp_path / "a" / "cat" / f"{number}.png", level=10 * number)
+    for number in range(2):
+        picture(tmp_path / "a" / "dog" / f"{number}.png", level=200 + number)
+    return tmp_path / "a"
+
+
+def test_class_folders_become_classes_and_a_fixed_part_becomes_the_test_set(hospital):
+    made = load("own", clients={"a": hospital})
+    again = load("own", clients={"a": str(hospital)})
+    (site,) = made.sites
+    assert made.class_names == ("cat", "dog")
+    assert (len(site), len(site.test)) == (3, 2)
+    assert np.bincount(site.test.labels).tolist() == [1, 1]
+    assert made.digest() == again.digest()
+
+
+def test_train_and_test_folders_are_kept_apart(tmp_path):
+    picture(tmp_path / "train" / "cat" / "0.png", level=1)
+    picture(tmp_path / "train" / "dog" / "0.png", level=2)
+    picture(tmp_path / "test" / "dog" / "0.png", level=3)
+    (site,) = load("own", clients={"a": tmp_path}).sites
+    assert site.pool.labels.tolist() == [0, 1]
+    assert site.test.labels.tolist() == [1]
+    assert site.test.images.max() == 3
+
+
+def test_classes_are_the_sorted_union_and_numbers_sort_as_numbers(tmp_path):
+    for client, classes in (("a", ("10", "9")), ("b", ("2", "9"))):
+        for name in classes:
+            for number in range(2):
+                picture(tmp_path / client / name / f"{number}.png")
+    made = load("own", data_dir=tmp_path, clients={"a": "a", "b": "b"})
+    assert made.class_names == ("2", "9", "10")
+    assert [site.counts(3).tolist() for site in made.sites] == [[0, 1, 1], [1, 1, 0]]
+
+
+def test_mean_and_std_are_the_clients_own_unless_given(hospital):
+    (own,) = load("own", clients={"a": hospital}).sites
+    levels = own.pool.images[:, 0, 0, 0] / 255
+    assert own.mean == pytest.approx((levels.mean(),) * 3)
+    assert own.std == pytest.approx((levels.std(),) * 3)
+    (given,) = load("own", clients={"a": hospital}, mean=[0.1], std=[0.2]).sites
+    assert (given.mean, given.std) == ((0.1,) * 3, (0.2,) * 3)
+
+
+def test_size_and_channels_bring_images_to_one_shape(hospital):
+    picture(hospital / "cat" / "large.png", side=20, colour=False)
+    with pytest.raises(DataError, match=r"large\.png has 20 x 20 pixels, but .* 8 x 8; give size"):
+        load("own", clients={"a": hospital})
+    assert load("own", clients={"a": hospital}, size=6).shape == (3, 6, 6)
+    assert load("own", clients={"a": hospital}, size=6, channels=1).shape == (1, 6, 6)
+
+
+def test_files_and_folders_can_be_mixed(tmp_path, hospital):
+    names = np.array(["dog", "cat"])
+    path = colour_file(tmp_path / "b.npz", classes=2, class_names=names, count=10)
+    made = load("own", clients={"a": hospital, "b": path})
+    assert made.class_names == ("cat", "dog")
+    # Label 0 of the file is a dog, which is class 1 of the union.
+    assert made.sites[1].pool.labels[:2].tolist() == [1, 0]
+    assert len(made.sites[1].test) == 10
+
+
+def test_a_file_without_test_arrays_is_split(tmp_path):
+    path = grey_file(tmp_path / "b.npz", test_images=None, test_labels=None)
+    (site,) = load("own", clients={"b": path}, test_share=0.5, split_seed=3).sites
+    # Three of each class: 1.5 each, so that five classes give one and five give two.
+    assert (len(site), len(site.test)) == (15, 15)
+    assert sorted(np.bincount(site.test.labels).tolist()) == [1] * 5 + [2] * 5
+
+
+def test_a_partition_pools_the_clients(hospital):
+    made = load("own", clients={"a": hospital}, partition={"kind": "iid", "clients": 3})
+    assert [len(site) for site in made.sites] == [1, 1, 1]
+
+
+def test_no_clients_are_refused():
+    with pytest.raises(DataError, match=r"own data needs clients"):
+        load("own")
+    with pytest.raises(DataError, match=r"clients must be a table"):
+        load("own", clients=["a"])
+
+
+def test_unknown_layouts_are_refused(tmp_path, hospital):
+    with pytest.raises(DataError, match=r"client a: there is nothing at"):
+        load("own", clients={"a": tmp_path / "nowhere"})
+    picture(tmp_path / "flat" / "0.png")
+    with pytest.raises(DataError, match=r"flat has no class folders, so its layout is unknown"):
+        load("own", clients={"a": tmp_path / "flat"})
+    with pytest.raises(DataError, match=r"neither a folder nor an .npz file"):
+        load("own", clients={"a": tmp_path / "flat" / "0.png"})
+    (hospital / "train").mkdir()
+    with pytest.raises(DataError, match=r"must hold train and test and no other.*cat, dog, train"):
+        load("own", clients={"a": hospital})
+
+
+def test_class_folders_without_images_are_refused(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "readme.txt").write_text("none yet")
+    with pytest.raises(DataError, match=r"no images in its class folders; known endings: \.png"):
+        load("own", clients={"a": tmp_path})
+
+
+def test_an_unreadable_image_is_named(hospital):
+    (hospital / "cat" / "broken.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"broken\.png cannot be read as an image"):
+        load("own", clients={"a": hospital})
+
+
+def test_a_cut_off_image_is_named(hospital):
+    noise = np.random.Generator(np.random.PCG64(0)).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    path = hospital / "cat" / "short.png"
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:120])
+    with pytest.raises(DataError, match=r"short\.png cannot be read as an image"):
+        load("own", clients={"a": hospital})
+
+
+def test_sixteen_bit_images_are_refused_instead_of_cut(hospital):
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(hospital / "cat" / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png has pixels of mode I;16.*convert it first"):
+        load("own", clients={"a": hospital})
+
+
+def test_classes_that_do_not_agree_are_named(tmp_path, hospital):
+    path = grey_file(tmp_path / "b.npz", side=8)
+    with pytest.raises(DataError, match=r"names must agree, but b has numbers and a has word"):
+        load("own", clients={"a": hospital, "b": path}, channels=3)
+    with pytest.raises(DataError, match=r"client a has classes .* not among class_names: dog"):
+        load("own", clients={"a": hospital}, class_names=["cat", "cow"])
+
+
+def test_labels_beyond_the_class_names_of_a_file_are_refused(tmp_path):
+    path = grey_file(tmp_path / "b.npz", class_names=np.array(["cat", "dog"]))
+    with pytest.raises(DataError, match=r"labels must lie in 0..1, but 9 came"):
+        load("own", clients={"b": path})
+
+
+def test_single_images_leave_nothing_to_test_on(tmp_path):
+    picture(tmp_path / "cat" / "0.png")
+    picture(tmp_path / "dog" / "0.png")
+    with pytest.raises(DataError, match=r"client a has 2 images .* none is left to test on"):
+        load("own", clients={"a": tmp_path})
+
+
+def test_a_channel_number_other_than_one_or_three_is_refused(hospital):
+    with pytest.raises(DataError, match=r"channels must be 1 or 3, but is 4"):
+        load("own", clients={"a": hospital}, channels=4)

@@ -1,0 +1,87 @@
+"""ConvNet against the same layers of the framework."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedstill.core.records import Weights
+from fedstill.core.seeds import generator
+from fedstill.models.convnet import ConvNet
+
+
+def sequential(model: ConvNet, weights: Weights) -> nn.Sequential:
+    """The network as the framework's layers, holding the given weights."""
+    layers: list[nn.Module] = []
+    channels = model.shape[0]
+    for block in range(model.depth):
+        padding = 3 if block == 0 and model.shape == (1, 28, 28) else 1
+        layers += [
+            nn.Conv2d(channels, model.width, 3, padding=padding),
+            nn.InstanceNorm2d(model.width, affine=True)
+            if model.norm == "instance"
+            else nn.BatchNorm2d(model.width),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+        ]
+        channels = model.width
+        for name, layer in ((f"conv{block}", layers[-4]), (f"norm{block}", layers[-3])):
+            layer.load_state_dict(parts(weights, name), strict=False)
+    head = nn.Linear(weights["head.weight"].shape[1], model.classes)
+    head.load_state_dict(parts(weights, "head"))
+    return nn.Sequential(*layers, nn.Flatten(), head)
+
+
+def parts(weights: Weights, name: str) -> Weights:
+    return {
+        key.split(".")[1]: value for key, value in weights.items() if key.startswith(f"{name}.")
+    }
+
+
+def noise(*shape: int, name: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(1, name))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 28, 28)])
+def test_the_network_is_its_layers_one_after_the_other(shape: tuple[int, int, int]) -> None:
+    model = ConvNet(shape, 10, width=16)
+    weights = model.init(0)
+    weights |= {
+        name: value + 0.1 * noise(*value.shape) for name, value in weights.items() if "norm" in name
+    }
+    x = noise(4, *shape)
+    expected = sequential(model, weights)(x)
+    torch.testing.assert_close(model.logits(weights, x), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_stages_are_the_maps_after_each_pooling() -> None:
+    model = ConvNet((3, 32, 32), 10)
+    maps = model.stages(model.init(0), noise(2, 3, 32, 32))
+    assert [tuple(m.shape) for m in maps] == [(2, 128, 16, 16), (2, 128, 8, 8), (2, 128, 4, 4)]
+
+
+def test_batch_norm_statistics_follow_the_frameworks_for_three_steps() -> None:
+    model = ConvNet((3, 8, 8), 5, depth=2, width=8, norm="batch")
+    weights = model.init(0)
+    theirs = sequential(model, weights).train()
+    for step in range(3):
+        x = 2 + 3 * noise(6, 3, 8, 8, name=step)
+        notes: Weights = {}
+        ours = model.learning(notes).logits(weights, x)
+        torch.testing.assert_close(ours, theirs(x), atol=1e-5, rtol=1e-4)
+        assert len(notes) == 4
+        weights = weights | notes
+    for block, place in ((0, 1), (1, 5)):
+        for name in ("running_mean", "running_var"):
+            expected = theirs[place].get_buffer(name)
+            torch.testing.assert_close(weights[f"norm{block}.{name}"], expected)
+    x = noise(3, 3, 8, 8, name=9)
+    torch.testing.assert_close(model.logits(weights, x), theirs.eval()(x), atol=1e-5, rtol=1e-4)
+
+
+def test_evaluation_writes_no_statistics() -> None:
+    model = ConvNet((3, 8, 8), 5, depth=2, width=8, norm="batch")
+    notes: Weights = {}
+    model.learning(notes).evaluating.logits(model.init(0), noise(2, 3, 8, 8))
+    assert notes == {}

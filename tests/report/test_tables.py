@@ -1,0 +1,188 @@
+"""Comparisons over seeds, redone by hand."""
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from fedstill.core.errors import RunFolderError
+from fedstill.logbook import FolderLog, Number, Traffic, read_rows, summarise, write_summary
+from fedstill.report import comparison
+from fedstill.report.amounts import human_bytes, human_floats
+
+
+def made(folder, seed, scores, *, more="", method="fedavg", lr=0.1, digest="d1", node="server"):
+    """A finished run of one round, with given accuracies by test set."""
+    with FolderLog(folder) as log:
+        for target, value in scores.items():
+            log.write(Number(1, "evaluate", node or target, "accuracy", target, value))
+        log.write(Traffic(1, "update", "a", "up", "weights", 1000, 4000, 1))
+        log.write(Traffic(1, "broadcast", "server", "down", "weights", 1000, 4000, 2))
+    (folder / "recipe.toml").write_text(
+        f'[run]\nseed = {seed}\nrounds = 1\n[method]\nname = "{method}"\nlr = {lr}\n'
+        f'[data]\nname = "digits"\n{more}'
+    )
+    write_summary(folder, summarise(read_rows(folder), seconds=2.0, data_digest=digest))
+    return folder
+
+
+def test_mean_and_spread_over_seeds_are_those_of_the_sample(tmp_path):
+    averages = [0.5, 0.6, 0.8]
+    folders = [
+        made(tmp_path / str(seed), seed, {"a": value + 0.1, "b": value - 0.1})
+        for seed, value in enumerate(averages)
+    ]
+    (group,) = comparison(folders).groups
+    found = group.scores["average_accuracy"]
+    mean = (0.5 + 0.6 + 0.8) / 3
+    spread = math.sqrt(sum((value - mean) ** 2 for value in averages) / (3 - 1))
+    assert (found.mean, found.spread, found.n) == (
+        pytest.approx(mean),
+        pytest.approx(spread),
+        3,
+    )
+    assert group.targets["a"].mean == pytest.approx(mean + 0.1)
+    assert group.seeds == ("0", "1", "2")
+    assert group.floats_per_round["up"].mean == 1000
+    assert group.bytes_said["down"].mean == 4000
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    found = comparison([made(tmp_path / "0", 0, {"a": 0.25})])
+    assert found.groups[0].scores["average_accuracy"].spread is None
+    assert "±" not in found.as_markdown().split("\n\n")[1]
+    assert "25.00" in found.as_markdown()
+
+
+def test_runs_on_other_data_stand_in_another_table_and_it_is_said(tmp_path):
+    folders = [
+        made(tmp_path / "0", 0, {"a": 0.5}, digest="d1"),
+        made(tmp_path / "1", 1, {"a": 0.7}, digest="d2"),
+    ]
+    found = comparison(folders)
+    assert [section.digest for section in found.sections] == ["d1", "d2"]
+    assert all(group.scores["average_accuracy"].n == 1 for group in found.groups)
+    assert "do not share their data" in found.notes[0]
+    assert "digests of it differ" in found.notes[1]
+    assert "digests of it differ" in found.as_markdown()
+
+
+def test_runs_with_other_values_are_kept_apart_and_named_by_them(tmp_path):
+    folders = [
+        made(tmp_path / "0", 0, {"a": 0.5}, lr=0.1),
+        made(tmp_path / "1", 1, {"a": 0.7}, lr=0.5),
+    ]
+    names = [group.name for group in comparison(folders).groups]
+    assert names == ["fedavg (lr=0.1)", "fedavg (lr=0.5)"]
+
+
+@pytest.mark.parametrize(
+    "label, name", [("wide", "fedavg wide"), ("fedavg-wide", "fedavg-wide"), ("fedavg", "fedavg")]
+)
+def test_a_label_is_part_of_the_name(tmp_path, label, name):
+    folder = made(tmp_path / "0", 0, {"a": 0.5})
+    recipe = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(recipe.replace("lr", f'label = "{label}"\nlr'))
+    assert comparison([folder]).groups[0].name == name
+
+
+def test_settings_that_differ_in_many_values_keep_their_own_rows(tmp_path):
+    folders = []
+    for number in range(3):
+        same = "a = 1\nb = 1\nc = 1\n" if number else "a = 2\nb = 2\nc = 2\n"
+        more = f"[models]\n{same}z = {number}\n"
+        folders.append(made(tmp_path / str(number), 0, {"a": 0.5}, more=more))
+    names = [group.name for group in comparison(folders).groups]
+    assert len(set(names)) == 3
+
+
+def test_a_seed_given_twice_counts_once(tmp_path):
+    folders = [made(tmp_path / name, 0, {"a": 0.5}) for name in ("first", "second")]
+    found = comparison(folders)
+    assert found.groups[0].scores["average_accuracy"].n == 1
+    assert "second" in found.notes[0] and "left out" in found.notes[0]
+
+
+def test_engine_and_place_of_data_do_not_make_another_setting(tmp_path):
+    folders = [
+        made(tmp_path / "0", 0, {"a": 0.5}, more='folder = "x"\n[engine]\nname = "batched"\n'),
+        made(tmp_path / "1", 1, {"a": 0.5}, more='folder = "y"\n[engine]\nname = "in_process"\n'),
+    ]
+    assert len(comparison(folders).groups) == 1
+
+
+def test_reported_numbers_stand_under_ours_with_their_source(tmp_path):
+    more = '[reported]\naverage = 61.5\na = 70.25\nsource = "Table 1"\n'
+    found = comparison([made(tmp_path / "0", 0, {"a": 0.7, "b": 0.5}, more=more)])
+    lines = found.as_markdown().splitlines()
+    assert lines[2].startswith("| method | seeds | average accuracy | a | b |")
+    assert lines[4].startswith("| fedavg | 0 | 60.00 | 70.00 | 50.00 | 1 k | 4 kB | 4 kB | 2.0 |")
+    assert lines[5].startswith("| ↳ reported [1] |  | 61.50 | 70.25 | - |")
+    assert "[1] Table 1" in found.as_markdown()
+
+
+def test_client_models_show_three_names(tmp_path):
+    folder = made(tmp_path / "0", 0, {})
+    with FolderLog(folder) as log:
+        for node, target, value in (
+            ("a", "a", 0.9),
+            ("a", "b", 0.5),
+            ("b", "a", 0.3),
+            ("b", "b", 0.7),
+        ):
+            log.write(Number(1, "evaluate", node, "accuracy", target, value))
+    write_summary(folder, summarise(read_rows(folder), seconds=2.0))
+    lines = comparison([folder]).as_markdown().splitlines()
+    names = "averaged global accuracy | inter accuracy | averaged local accuracy | a | b"
+    assert names in lines[2]
+    # (0.9 + 0.5 + 0.3 + 0.7) / 4; (0.5 + 0.3) / 2; (0.9 + 0.7) / 2; (0.9 + 0.5) / 2; …
+    assert "| 60.00 | 40.00 | 80.00 | 70.00 | 50.00 |" in lines[4]
+
+
+def test_clients_scored_on_their_own_data_only_show_that(tmp_path):
+    found = comparison([made(tmp_path / "0", 0, {"a": 0.7, "b": 0.5}, node="")])
+    assert found.groups[0].targets["a"].mean == 0.7
+    assert "| averaged local accuracy | a | b |" in found.as_markdown()
+    assert "client's column" in found.as_markdown()
+
+
+def test_many_clients_are_shown_by_their_extremes(tmp_path):
+    scores = {f"client-{number}": number / 100 for number in range(30)}
+    text = comparison([made(tmp_path / "0", 0, scores)]).as_markdown()
+    assert "0.00 (client-0)" in text and "29.00 (client-29)" in text
+    assert len(text.splitlines()[2]) < 200
+
+
+def test_json_holds_every_number_unrounded(tmp_path):
+    found = json.loads(comparison([made(tmp_path / "0", 0, {"a": 1 / 3})]).as_json())
+    group = found["sections"][0]["groups"][0]
+    assert group["targets"]["a"] == {"mean": 1 / 3, "spread": None, "n": 1}
+    assert group["recipe"]["method"] == {"name": "fedavg", "lr": 0.1}
+
+
+@pytest.mark.parametrize("width", [60, 80, 250])
+def test_a_terminal_of_any_width_shows_every_number_whole(tmp_path, width):
+    scores = {"mnist": 0.9123, "svhn": 0.7123, "usps": 0.8123, "synthetic": 0.6123}
+    folders = [made(tmp_path / str(seed), seed, scores) for seed in (0, 1)]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(comparison(folders).as_rich())
+    text = console.export_text()
+    for cell in ("91.23 ± 0.00", "61.23 ± 0.00", "76.23 ± 0.00", "4 kB"):
+        assert cell in text
+    assert "…" not in text
+
+
+def test_nothing_to_compare_is_an_error():
+    with pytest.raises(RunFolderError, match="nothing to compare"):
+        comparison([])
+
+
+def test_amounts_have_three_digits_and_a_unit():
+    assert human_bytes(12_345_678) == "12.3 MB"
+    assert human_bytes(999) == "999 B"
+    assert human_bytes(999_999) == "1 MB"
+    assert human_floats(320_000) == "320 k"
+    assert human_floats(1_870_000) == "1.87 M"
+    assert human_floats(0) == "0"

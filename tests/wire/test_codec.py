@@ -1,0 +1,505 @@
+"""Records survive the wire unchanged; whatever else arrives is refused before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedstill.core import trees
+from fedstill.core.errors import WireError
+from fedstill.core.records import Message, Positional, Record, State, Weights
+from fedstill.wire import codec
+
+DTYPES = list(codec.DTYPES.values())
+few = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+
+
+class Pair(Record):
+    image: Tensor
+    label: int
+
+
+class Everything(Message):
+    weights: Weights
+    labels: Positional
+    teacher: Weights | None
+    examples: int
+    radius: float
+    ready: bool
+    name: str
+    limit: Annotated[float, "above 0"] | None
+    pair: Pair
+    pairs: tuple[Pair, ...]
+    stages: tuple[Tensor, ...]
+    ends: tuple[int, float]
+    counts: dict[str, int]
+    holders: dict[str, dict[str, Tensor]]
+    maybe: Tensor | None = None
+
+
+class Up(Message):
+    weights: Weights
+    examples: int
+
+
+class Empty(State):
+    pass
+
+
+class Chain(State):
+    number: int
+    rest: Chain | None = None
+
+
+def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Arbitrary bits of a dtype, NaNs among them."""
+    rng = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.rand(shape, generator=rng) < 0.5
+    count = math.prod(shape) * dtype.itemsize
+    raw = torch.randint(0, 256, (count,), generator=rng, dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def bits(tensor: Tensor) -> list[int]:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert type(left) is type(right) or isinstance(left, Tensor)
+    if isinstance(left, Tensor):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        assert bits(left) == bits(right)
+    elif isinstance(left, Record):
+        for name in vars(left):
+            assert_same(getattr(left, name), getattr(right, name))
+    elif isinstance(left, dict):
+        assert list(left) == list(right)  # the order of sums depends on it
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert repr(left) == repr(right)  # tells 0.0 from -0.0, and nan is nan
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+any_tensor = st.builds(tensor_of, st.sampled_from(DTYPES), shapes, st.integers(0, 99))
+keys = st.text(alphabet="abé_-%/ 0", max_size=6)
+weights = st.dictionaries(keys, any_tensor, max_size=4)
+pairs = st.builds(Pair, any_tensor, st.integers(-(2**63), 2**64 - 1))
+everything = st.builds(
+    Everything,
+    weights=weights,
+    labels=any_tensor,
+    teacher=st.none() | weights,
+    examples=st.integers(-(2**63), 2**63 - 1),
+    radius=st.floats() | st.integers(-5, 5),
+    ready=st.booleans(),
+    name=st.text(st.characters(codec=None), max_size=8),
+    limit=st.none() | st.floats(),
+    pair=pairs,
+    pairs=st.lists(pairs, max_size=3).map(tuple),
+    stages=st.lists(any_tensor, max_size=3).map(tuple),
+    ends=st.tuples(st.integers(-9, 9), st.floats()),
+    counts=st.dictionaries(keys, st.integers(0, 9), max_size=3),
+    holders=st.dictionaries(keys, weights, max_size=3),
+    maybe=st.none() | any_tensor,
+)
+
+
+@few
+@given(everything)
+def test_a_record_survives_the_wire_bit_for_bit(record: Everything) -> None:
+    data = codec.encode(record)
+    assert_same(codec.decode(data, Everything), record)
+    assert codec.encode(codec.decode(data, Everything)) == data
+
+
+@few
+@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), any_tensor, max_size=4))
+def test_other_programs_can_read_the_file(held: Weights) -> None:
+    from safetensors.torch import load
+
+    came = load(codec.encode(Up(held, 3)))
+    assert {name: bits(t) for name, t in came.items()} == {
+        f"weights.{name}": bits(t) for name, t in held.items()
+    }
+
+
+def test_plain_fields_stand_as_json_in_the_metadata() -> None:
+    metadata = header_of(codec.encode(Up({"a": torch.ones(2)}, 7)))["__metadata__"]
+    assert metadata["record"] == "Up"
+    assert json.loads(metadata["fields"]) == {"weights": {"a": "tensor"}, "examples": 7}
+
+
+@few
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_with_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        codec.decode(data, Up)
+
+
+@few
+@given(st.data())
+def test_a_flipped_byte_is_refused_or_read_as_another_record(data: st.DataObject) -> None:
+    good = bytearray(codec.encode(Up({"w": torch.ones(2), "on": torch.tensor([True])}, 3)))
+    good[data.draw(st.integers(0, len(good) - 1))] ^= data.draw(st.integers(1, 255))
+    with suppress(WireError):
+        assert isinstance(codec.decode(good, Up), Up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=list(codec.DTYPES))
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
+def test_every_dtype_and_shape_is_exact(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    record = Pair(tensor_of(dtype, shape, 1), 0)
+    assert_same(codec.decode(codec.encode(record), Pair), record)
+
+
+def test_views_and_parameters_are_sent_as_what_they_show() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    views = (base.T, base[:, ::2], base[1:], base.expand(2, 3, 4), torch.nn.Parameter(base))
+
+    class Views(Message):
+        items: tuple[Tensor, ...]
+
+    came = codec.decode(codec.encode(Views(views)), Views).items
+    for one, other in zip(came, views, strict=True):
+        assert torch.equal(one, other)
+        assert not one.requires_grad
+
+
+def test_what_was_received_owns_its_memory() -> None:
+    data = codec.encode(Up({"a": torch.zeros(2), "b": torch.zeros(2)}, 1))
+    held = codec.decode(data, Up).weights
+    held["a"].add_(1)
+    assert held["b"].tolist() == [0, 0]
+    assert codec.decode(data, Up).weights["a"].tolist() == [0, 0]
+
+
+def test_an_empty_record_survives() -> None:
+    assert isinstance(codec.decode(codec.encode(Empty()), Empty), Empty)
+
+
+def test_a_memoryview_is_read_like_bytes() -> None:
+    data = b"__" + codec.encode(Up({}, 4))
+    assert codec.decode(memoryview(data)[2:], Up).examples == 4
+
+
+# What must not be read
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack("<Q", data[:8])
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return header
+
+
+def file_of(header: Any, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def up(fields: Any = None, record: str = "Up", version: str = "1", **entries: Any) -> Any:
+    """The header of an Up whose fields and tensors can be anything."""
+    fields = {"weights": {"a": "tensor"}, "examples": 7} if fields is None else fields
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    metadata = {"fedstill": version, "record": record, "fields": text}
+    named = {f"weights.{name}": entry for name, entry in entries.items()}
+    return {"__metadata__": metadata, **named}
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+GOOD = file_of(up(a=entry()), bytes(8))
+TWO = {"weights": {"a": "tensor", "b": "tensor"}, "examples": 7}
+NUMBERS = {"weights": {}, "examples": 7}
+NESTED = '{"weights": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}"
+DOUBLE = json.dumps(up(a=entry()))[:-1] + ', "weights.a": ' + json.dumps(entry()) + "}"
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "at least 8 bytes"),
+    "truncated length": (GOOD[:5], "at least 8 bytes"),
+    "truncated header": (GOOD[:40], "expected a header of"),
+    "truncated tensors": (GOOD[:-1], r"Up.weights.a: expected a range from 0, within 7 bytes"),
+    "trailing bytes": (GOOD + b"x", "expected 8 bytes of tensors, came 9"),
+    "giant header length": (struct.pack("<Q", 2**64 - 1) + GOOD[8:], "the limit is 16777216"),
+    "header longer than file": (struct.pack("<Q", 10_000) + GOOD[8:], "header of 10000 bytes"),
+    "not UTF-8": (file_of(b'{"\xff": 1}'), "expected JSON in the header"),
+    "not JSON": (file_of(b"{weights}"), "expected JSON in the header"),
+    "NaN as JSON": (file_of(b'{"a": NaN}'), "NaN is not JSON"),
+    "a list as header": (file_of([1, 2]), "expected a table of tensors"),
+    "a number of many digits": (file_of(b"9" * 5000), "expected JSON in the header"),
+    "deep header": (file_of(b"[" * 100_000), "nested too deeply"),
+    "deep fields": (file_of(up(NESTED)), "nested too deeply"),
+    "duplicate names": (file_of(DOUBLE.encode(), bytes(8)), "'weights.a' stands twice"),
+    "duplicate fields": (
+        file_of(up('{"weights": {}, "examples": 1, "examples": 2}')), "'examples' stands twice"
+    ),
+    "no metadata": (file_of({"weights.a": entry()}, bytes(8)), "expected metadata"),
+    "metadata of another kind": (file_of({"__metadata__": 3}), "expected metadata"),
+    "another version": (file_of(up(NUMBERS, version="9")), "wire format '9'.*reads format '1'"),
+    "another record": (file_of(up(NUMBERS, record="Down")), "expected a record Up, came 'Down'"),
+    "fields not JSON": (file_of(up("{")), "expected JSON in the fields"),
+    "fields a list": (file_of(up([])), r"Up: expected Up, came \[\]"),
+    "unknown field": (
+        file_of(up({**NUMBERS, "secret": 1})), "Up.secret: expected only weights, examples"
+    ),
+    "missing field": (file_of(up({"weights": {}})), "Up.examples: expected int, came nothing"),
+    "a float for an int": (
+        file_of(up({"weights": {}, "examples": 1.5})), "Up.examples: expected int, came 1.5"
+    ),
+    "a text for an int": (
+        file_of(up({"weights": {}, "examples": "7"})), "Up.examples: expected int, came '7'"
+    ),
+    "a bool for an int": (
+        file_of(up({"weights": {}, "examples": True})), "Up.examples: expected int, came True"
+    ),
+    "nothing for an int": (
+        file_of(up({"weights": {}, "examples": None})), "Up.examples: expected int, came None"
+    ),
+    "a giant int": (file_of(up({"weights": {}, "examples": 2**64})), "Up.examples: expected int"),
+    "a tensor for an int": (
+        file_of({**up({"weights": {}, "examples": "tensor"}), "examples": entry()}, bytes(8)),
+        "Up.examples: expected int, came a tensor",
+    ),
+    "a number for a tensor": (
+        file_of(up({"weights": {"a": 3}, "examples": 7})), "Up.weights.a: expected a tensor, came 3"
+    ),
+    "a list for weights": (
+        file_of(up({"weights": [], "examples": 7})), r"Up.weights: expected Weights, came \[\]"
+    ),
+    "a tensor that is not there": (file_of(up()), "Up.weights.a: expected a tensor, came none"),
+    "a tensor besides": (
+        file_of(up(NUMBERS, a=entry()), bytes(8)), "Up.weights.a: expected only the fields weights"
+    ),
+    "unknown dtype": (
+        file_of(up(a=entry("F7")), bytes(8)), "Up.weights.a: expected a dtype among F64, .* 'F7'"
+    ),
+    "dtype a list": (file_of(up(a=entry(["F32"])), bytes(8)), "expected a dtype among"),
+    "entry a number": (file_of(up(a=3), bytes(8)), "expected dtype, shape and data_offsets"),
+    "entry with more keys": (
+        file_of(up(a={**entry(), "code": 1}), bytes(8)), "expected dtype, shape and data_offsets"
+    ),
+    "wrong size": (file_of(up(a=entry("F64")), bytes(8)), r"expected 16 bytes for F64 \[2\]"),
+    "negative axis": (file_of(up(a=entry(shape=[-2])), bytes(8)), r"expected a shape .*\[-2\]"),
+    "two negative axes": (file_of(up(a=entry(shape=[-1, -2])), bytes(8)), "expected a shape"),
+    "a float axis": (file_of(up(a=entry(shape=[2.0])), bytes(8)), "expected a shape"),
+    "a bool axis": (file_of(up(a=entry("F64", [True])), bytes(8)), "expected a shape"),
+    "too many axes": (
+        file_of(up(a=entry(shape=[1] * 8 + [2])), bytes(8)), "a shape of at most 8 axes"
+    ),
+    "a huge axis beside an empty one": (
+        file_of(up(a=entry(shape=[0, 2**62, 2**62], offsets=[0, 0]))), "a shape within"
+    ),
+    "a terabyte": (
+        file_of(up(a=entry(shape=[2**38], offsets=[0, 2**40])), bytes(8)), "a shape within"
+    ),
+    "a gigabyte": (
+        file_of(up(a=entry(shape=[2**28], offsets=[0, 2**30])), bytes(8)), "within 8 bytes"
+    ),
+    "one offset": (file_of(up(a=entry(offsets=[8])), bytes(8)), "a range of two offsets"),
+    "negative offsets": (file_of(up(a=entry(offsets=[-8, 0])), bytes(8)), "two offsets"),
+    "reversed offsets": (file_of(up(a=entry(offsets=[8, 0])), bytes(8)), "expected 8 bytes for"),
+    "outside": (file_of(up(a=entry(offsets=[8, 16])), bytes(8)), "a range from 0, within 8"),
+    "a hole": (
+        file_of(up(TWO, a=entry(), b=entry(offsets=[12, 20])), bytes(20)), "a range from 8"
+    ),
+    "overlap": (file_of(up(TWO, a=entry(), b=entry(offsets=[4, 12])), bytes(12)), "range from 8"),
+    "the same bytes twice": (file_of(up(TWO, a=entry(), b=entry()), bytes(8)), "range from 8"),
+    "a byte that is no bool": (
+        file_of(up(a=entry("BOOL", [2], [0, 2])), b"\x01\x02"), "bytes 0 and 1 for BOOL"
+    ),
+}  # fmt: skip
+
+
+def test_the_file_that_the_hostile_ones_are_made_from_is_good() -> None:
+    came = codec.decode(GOOD, Up)
+    assert (came.examples, came.weights["a"].tolist()) == (7, [0, 0])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_are_refused_with_a_reason(name: str) -> None:
+    data, reason = HOSTILE[name]
+    with pytest.raises(WireError, match=reason):
+        codec.decode(data, Up)
+
+
+def test_a_declared_terabyte_takes_neither_memory_nor_time() -> None:
+    data = file_of(up(a=entry(shape=[2**38], offsets=[0, 2**40])), bytes(8))
+    roomy = codec.Limits(bytes=2**50)
+    tracemalloc.start()
+    started = time.perf_counter()
+    with pytest.raises(WireError, match="within 8 bytes"):
+        codec.decode(data, Up, limits=roomy)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert time.perf_counter() - started < 1.0
+
+
+def test_two_places_cannot_name_one_tensor() -> None:
+    class Held(Message):
+        holders: dict[str, dict[str, Tensor]]
+
+    fields = {"holders": {"a": {"b.c": "tensor"}, "a.b": {"c": "tensor"}}}
+    header = up(fields, record="Held")
+    header["holders.a.b.c"] = entry()
+    with pytest.raises(WireError, match="used twice"):
+        codec.decode(file_of(header, bytes(8)), Held)
+    one = torch.ones(1)
+    with pytest.raises(WireError, match=r"two tensors are called 'holders.a.b.c'"):
+        codec.encode(Held({"a": {"b.c": one}, "a.b": {"c": one}}))
+
+
+def test_a_record_within_itself_is_bounded() -> None:
+    chain = Chain(0)
+    for number in range(1, 20):
+        chain = Chain(number, chain)
+    assert_same(codec.decode(codec.encode(chain), Chain), chain)
+    for number in range(40):
+        chain = Chain(number, chain)
+    with pytest.raises(WireError, match="at most 32 levels of nesting"):
+        codec.encode(chain)
+
+
+def test_every_limit_is_kept() -> None:
+    data = codec.encode(Up({"a": torch.zeros(2, 3), "b": torch.zeros(1)}, 1))
+    for limits, reason in [
+        (codec.Limits(bytes=len(data) - 1), "bytes came, the limit is"),
+        (codec.Limits(tensors=1), "2 tensors came, the limit is 1"),
+        (codec.Limits(dims=1), "at most 1 axes"),
+        (codec.Limits(header=10), "the limit is 10"),
+    ]:
+        with pytest.raises(WireError, match=reason):
+            codec.decode(data, Up, limits=limits)
+    exact = codec.Limits(bytes=len(data), tensors=2, dims=2)
+    assert codec.decode(data, Up, limits=exact).examples == 1
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda w: {**w, "a": torch.zeros(3)}, r"Up.weights.a: .* \[2\], came a tensor .* \[3\]"),
+        (lambda w: {**w, "a": w["a"].double()}, "expected a tensor float32 .* came .* float64"),
+        (lambda w: {**w, "b": torch.zeros(1)}, "Up.weights.b: expected no such tensor"),
+        (lambda w: {}, "Up.weights.a: expected a tensor .*, came no such tensor"),
+    ],
+)
+def test_known_shapes_are_compared(change: Callable[[Weights], Weights], reason: str) -> None:
+    like = Up({"a": torch.zeros(2)}, 1)
+    same = codec.encode(Up({"a": torch.ones(2)}, 2))
+    assert codec.decode(same, Up, like=like).examples == 2
+    with pytest.raises(WireError, match=reason):
+        codec.decode(codec.encode(Up(change(like.weights), 1)), Up, like=like)
+
+
+@pytest.mark.parametrize(
+    "record, reason",
+    [
+        (Up({"a": 3.0}, 1), "Up.weights.a: expected a tensor, came 3.0"),  # type: ignore[dict-item]
+        (Up({}, torch.ones(1)), r"Up.examples: expected int, came a tensor float32 \[1\]"),  # type: ignore[arg-type]
+        (Up({}, True), "Up.examples: expected int, came True"),
+        (Up({}, 2**64), "Up.examples: expected int"),
+        (Up({1: torch.ones(1)}, 1), "Up.weights: expected Weights"),  # type: ignore[dict-item]
+        (Up([], 1), "Up.weights: expected Weights"),  # type: ignore[arg-type]
+        (Up({"a": torch.ones(1) * 1j}, 1), "Up.weights.a: expected a dense tensor"),
+        (Up({"a": torch.eye(2).to_sparse()}, 1), "Up.weights.a: expected a dense tensor"),
+        (Up({"\ud800": torch.ones(1)}, 1), "not valid text"),
+    ],
+)
+def test_a_record_that_breaks_its_hints_is_not_sent(record: Up, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        codec.encode(record)
+
+
+def test_a_hint_the_wire_does_not_know_is_named() -> None:
+    class Odd(Message):
+        things: list[int]
+
+    with pytest.raises(WireError, match=r"Odd.things is hinted list\[int\], which cannot be sent"):
+        codec.encode(Odd([1]))
+
+
+def test_a_tuple_of_fixed_length_keeps_its_length() -> None:
+    class Ends(Message):
+        ends: tuple[int, int]
+
+    with pytest.raises(WireError, match=r"Ends.ends: expected tuple\[int, int\], came 3 items"):
+        codec.encode(Ends((1, 2, 3)))  # type: ignore[arg-type]
+
+
+def test_only_tensors_that_are_not_finite_are_named() -> None:
+    held = {
+        "good": torch.ones(2),
+        "nan": torch.tensor([1.0, math.nan]),
+        "half": torch.tensor([math.inf], dtype=torch.bfloat16),
+        "whole": torch.ones(2, dtype=torch.int64),
+        "empty": torch.ones(0),
+    }
+    assert codec.finite(Up(held, 1)) == ["weights.nan", "weights.half"]
+    assert codec.finite(Up({"whole": held["whole"]}, 1)) == []
+
+
+def test_fields_are_described_in_words() -> None:
+    described = codec.describe(Everything)
+    assert described["weights"] == "Weights"
+    assert described["teacher"] == "Weights | None"
+    assert described["labels"] == "Tensor (positional)"
+    assert described["pairs"] == "tuple[Pair, ...]"
+    assert described["holders"] == "dict[str, Weights]"
+    assert described["ends"] == "tuple[int, float]"
+    assert list(described) == list(Everything.__dataclass_fields__)
+
+
+def test_a_saved_record_is_loaded_unchanged(tmp_path: Any) -> None:
+    record = Up({"a": torch.rand(3, generator=torch.Generator().manual_seed(0))}, 3)
+    codec.save(record, tmp_path / "up.safetensors")
+    assert_same(codec.load(tmp_path / "up.safetensors", Up), record)
+    assert [path.name for path in tmp_path.iterdir()] == ["up.safetensors"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Any, monkeypatch: Any) -> None:
+    path = tmp_path / "up.safetensors"
+    codec.save(Up({}, 1), path)
+
+    def broken(*_: Any) -> None:
+        raise OSError("disk full")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{name}", broken)
+            with pytest.raises(OSError, match="disk full"):
+                codec.save(Up({}, 2), path)
+        assert codec.load(path, Up).examples == 1
+        assert [file.name for file in tmp_path.iterdir()] == ["up.safetensors"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Any) -> None:
+    (tmp_path / "bad").write_bytes(GOOD[:-1])
+    with pytest.raises(WireError, match=r"bad: Up\.weights\.a"):
+        codec.load(tmp_path / "bad", Up)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_record_on_a_device_is_sent_from_the_host_and_read_where_asked() -> None:
+    record = Up({"a": torch.arange(3.0)}, 1)
+    data = codec.encode(trees.to(record, "cuda"))
+    assert data == codec.encode(record)
+    assert codec.decode(data, Up, device="cuda").weights["a"].is_cuda

@@ -1,0 +1,100 @@
+"""The tiny federations every test uses; no randomness without a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fedstill.core import Data, Model, NodeId, Pool
+from fedstill.core.node import SERVER
+from fedstill.core.seeds import generator
+from fedstill.engines.engine import Engine, Party
+from fedstill.engines.in_process import InProcess
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Everyone
+from fedstill.federation.topology import Complete
+from fedstill.logbook.writer import MemoryLog
+from fedstill.models import MLP, ConvNet
+
+CLASSES = 3
+
+
+@dataclass
+class World:
+    """A population that stands in memory."""
+
+    parties: dict[NodeId, Party]
+    server_model: Model
+    public: Data = field(default_factory=Data)
+
+    @property
+    def clients(self) -> Sequence[NodeId]:
+        return list(self.parties)
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        return {name: party.model for name, party in self.parties.items()}
+
+    def party(self, node: NodeId) -> Party:
+        return Party(Data(), Data(), self.server_model) if node == SERVER else self.parties[node]
+
+
+def examples(name: str, count: int, shape: tuple[int, ...], classes: Sequence[int]) -> Data:
+    """Points around one centre per class, the same centres for everybody."""
+    rng = generator(0, "examples", name)
+    centres = 2.0 * torch.randn(CLASSES, *shape, generator=generator(0, "centres"))
+    y = torch.tensor(list(classes))[torch.randint(len(classes), (count,), generator=rng)]
+    x = centres[y] + 0.7 * torch.randn(count, *shape, generator=rng)
+    return Data.of(x, y)
+
+
+def vectors(sizes: Sequence[int] = (20, 27, 23, 30), *, mixed: bool = False) -> World:
+    """Clients of unequal size in four dimensions; the first one lacks a class."""
+    models = [MLP((4,), CLASSES, hidden=(8,), activation="tanh")] * len(sizes)
+    if mixed:
+        models[1::2] = [MLP((4,), CLASSES, hidden=(5,), activation="tanh")] * len(models[1::2])
+    parties = {}
+    for i, (size, model) in enumerate(zip(sizes, models, strict=True)):
+        held = [0, 1] if i == 0 else [0, 1, 2]
+        name = f"c{i}"
+        test = examples(f"{name} test", 40, (4,), [0, 1, 2])
+        parties[name] = Party(examples(name, size, (4,), held), test, model)
+    return World(parties, models[0])
+
+
+def pictures(sizes: Sequence[int] = (20, 27, 23), **options: object) -> World:
+    """Clients with 1x8x8 images stored as bytes, a small ConvNet, one class missing somewhere."""
+    model = ConvNet((1, 8, 8), CLASSES, depth=2, width=4, **options)  # type: ignore[arg-type]
+    parties = {}
+    for i, size in enumerate(sizes):
+        held = [0, 1] if i == 0 else [0, 1, 2]
+        data = as_bytes(examples(f"p{i}", size, (1, 8, 8), held))
+        test = as_bytes(examples(f"p{i} test", 40, (1, 8, 8), [0, 1, 2]))
+        parties[f"c{i}"] = Party(data, test, model)
+    return World(parties, model)
+
+
+def as_bytes(data: Data) -> Data:
+    """The same examples stored as bytes with a mean and a deviation."""
+    x, y = data.all()
+    stored = ((x / 12 + 0.5) * 255).round().clamp(0, 255).to(torch.uint8)
+    return Pool(stored, y, torch.tensor(0.5), torch.tensor(1 / 4)).all()
+
+
+def experiment(method, world: World, rounds: int = 4, **options) -> Experiment:  # type: ignore[no-untyped-def]
+    """Everybody takes part and hears everybody."""
+    options.setdefault("sampler", Everyone())
+    options.setdefault("hearing", Complete().graph(world.clients, 0))
+    return Experiment(method, world, rounds=rounds, **options)
+
+
+def played(method, world: World, rounds: int = 4, engine=InProcess, **options):  # type: ignore[no-untyped-def]
+    """The engine and the logbook after some rounds."""
+    log = MemoryLog()
+    engine_options = {k: options.pop(k) for k in ("absences", "stack_at_most") if k in options}
+    made: Engine = engine(method, world, seed=options.get("seed", 0), **engine_options)
+    run(experiment(method, world, rounds, **options), made, log)
+    return made, log
