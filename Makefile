@@ -15,8 +15,8 @@ demo: $(READY)
 	$(BIN)/fedstill demo
 
 check: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
 	$(BIN)/mypy
 
 test: check

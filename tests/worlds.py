@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from fedstill.core import Data, Model, NodeId, Pool
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
-from fedstill.engines.engine import Engine, Party
+from fedstill.engines.engine import Engine, Party, autograd_gradient
 from fedstill.engines.in_process import InProcess
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run
@@ -98,3 +99,16 @@ def played(method, world: World, rounds: int = 4, engine=InProcess, **options): 
     made: Engine = engine(method, world, seed=options.get("seed", 0), **engine_options)
     run(experiment(method, world, rounds, **options), made, log)
     return made, log
+
+
+def finished(steps: Coroutine[Any, Any, Any]) -> Any:
+    """What an awaiting function returns, each of its loops run batch by batch."""
+    answer = None
+    while True:
+        try:
+            loop = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = loop.carry
+        for batch in loop.batches:
+            answer, _ = loop.body(answer, loop.given, batch, autograd_gradient)

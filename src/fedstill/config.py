@@ -6,8 +6,11 @@ and, for people, `about` and `reported`. `[[method]]` may stand several times.
 
 from __future__ import annotations
 
+import copy
+import datetime
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -21,7 +24,7 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
 from fedstill.core.method import Method, Place
 from fedstill.core.model import Model
-from fedstill.core.ranges import Count, Share, Whole
+from fedstill.core.ranges import Count, Range, Whole
 from fedstill.core.records import NodeId
 from fedstill.data import DATASETS, PARTITIONS, Collection, load
 from fedstill.engines.batched import Batched
@@ -31,12 +34,13 @@ from fedstill.federation.experiment import Experiment, Sampler, speaks_to_peers
 from fedstill.federation.population import Population
 from fedstill.federation.post import BadMessages
 from fedstill.federation.sampling import Everyone, Sample
-from fedstill.federation.topology import TOPOLOGIES, Topology
+from fedstill.federation.topology import TOPOLOGIES, Graph, Topology
 from fedstill.methods import METHODS
 from fedstill.models import MODELS
 
 T = TypeVar("T")
 Table = dict[str, Any]
+Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
 BASE_FIELDS = {"shape", "classes", "training", "device", "notes"}  # of Model, not options
@@ -55,6 +59,7 @@ class RunTable:
     scores: Literal["auto", "cross", "own"] = "auto"
     checkpoint_every: Count = 1
     keep_checkpoints: Count = 2
+    pictures: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,9 @@ class FederationTable:
     topology: str = "auto"
     neighbours: Count | None = None
     degree: Count | None = None
-    probability: Share | None = None
+    probability: Chance | None = None
     sample: Count | None = None  # clients a round
-    share: Share | None = None  # of the clients a round
+    share: Chance | None = None  # of the clients a round
     bad_messages: BadMessages = "stop"
 
 
@@ -128,15 +133,15 @@ class Built:
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
         self.device = chosen_device(recipe.run.device)
+        torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
         if recipe.run.threads:
             torch.set_num_threads(recipe.run.threads)
         self.collection = load_data(recipe)
         self.models, self.server_model = made_models(recipe, self.collection)
         population = Population(self.collection, self.models, self.server_model, device=self.device)
         names = list(population.clients)
-        self.graph = made_topology(recipe).graph(names, recipe.run.seed)
-        sampler = made_sampler(recipe.federation)
-        sampler.awake(1, names, recipe.run.seed)  # refuses more clients than there are
+        self.graph = made_graph(recipe, names)
+        sampler = made_sampler(recipe.federation, len(names))
         self.experiment = Experiment(
             recipe.method,
             population,
@@ -151,18 +156,36 @@ class Built:
         self.engine, self.engine_note = made_engine(recipe, population, self.device)
 
     def digest(self) -> str:
-        """What a checkpoint must share with a run that goes on from it.
+        """What a checkpoint must share with a run that goes on from it."""
+        tables = {**decisive(self.recipe), "content": self.collection.digest()}
+        text = json.dumps(tables, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
-        Rounds may be added, and names, devices and reports may change; nothing else may.
-        """
-        tables = self.recipe.as_tables()
-        kept = ("data", "models", "federation", "method")
-        decisive: Table = {k: tables[k] for k in kept if k in tables}
-        decisive["data"] = {k: v for k, v in decisive["data"].items() if k != "data_dir"}
-        decisive["method"] = {k: v for k, v in decisive["method"].items() if k != "label"}
-        decisive["run"] = {"seed": self.recipe.run.seed}
-        decisive["content"] = self.collection.digest()
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+def decisive(recipe: Recipe) -> Table:
+    """The values that decide the numbers of every round.
+
+    A run that goes on may get more rounds, another name or device; these it must keep.
+    """
+    tables = recipe.as_tables()
+    kept: Table = {k: tables[k] for k in ("data", "models", "federation", "method") if k in tables}
+    kept["data"] = {k: v for k, v in kept["data"].items() if k != "data_dir"}
+    kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
+    kept["run"] = {"seed": recipe.run.seed}
+    return kept
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
+    """A line for every value that two tables do not share."""
+    lines: list[str] = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += differences(old, new, f"{where}{key}.")
+        elif old != new:
+            words = ["unset" if value is None else repr(value) for value in (old, new)]
+            lines.append(f"{where}{key} was {words[0]}, not {words[1]}")
+    return lines
 
 
 def read_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Table:
@@ -172,8 +195,10 @@ def read_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Table:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"no recipe at {path}; give the path of a .toml file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a text in UTF-8: {error}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from error
     return overridden(tables, overrides)
@@ -181,7 +206,7 @@ def read_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Table:
 
 def overridden(tables: Table, overrides: Sequence[str]) -> Table:
     """The same tables with `table.key=value` applied; values are TOML, or plain text."""
-    changed: Table = json.loads(json.dumps(tables))
+    changed: Table = copy.deepcopy(tables)
     faults = []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -241,6 +266,9 @@ def checked(tables: Table) -> list[Recipe]:
     engine = read_table(EngineTable, tables.get("engine", {}), "engine", faults)
     models = tables.get("models", {"name": "convnet"})
     _check_models(models, faults)
+    for name in FREE_TABLES:
+        if not isinstance(tables.get(name, {}), Mapping):
+            faults.append(f"{name} must be a table, not {tables[name]!r}")
     if data is not None:
         _check_data(data, faults)
     if federation is not None:
@@ -250,9 +278,11 @@ def checked(tables: Table) -> list[Recipe]:
     if not methods:
         faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
     made = [_read_method(table, i, len(methods), faults) for i, table in enumerate(methods)]
-    labels = [label for item in made if item for label in [item[2]]]
+    labels = [item[2] for item in made if item]
     faults += [
-        f"method.label {label!r} stands twice" for label in {*labels} if labels.count(label) > 1
+        f"method.label {label!r} stands twice; give each method its own label"
+        for label in dict.fromkeys(labels)
+        if labels.count(label) > 1
     ]
     if faults or not (run and data and federation and engine):
         raise RecipeError(faults)
@@ -318,14 +348,15 @@ def _read_method(
         faults.append(f"{where}.name is missing; known: {', '.join(sorted(METHODS))}")
         return None
     name, label = table["name"], table.get("label", table["name"])
-    if name not in METHODS:
+    if not _among(name, METHODS):
         faults.append(f"{where}.name: " + unknown("method", str(name), METHODS))
         return None
     kind = METHODS[name]
     given = {k: v for k, v in table.items() if k not in ("name", "label", "preset")}
     if "preset" in table:
-        if table["preset"] not in kind.presets:
-            faults.append(f"{where}.preset: " + unknown("preset", table["preset"], kind.presets))
+        if not _among(table["preset"], kind.presets):
+            wrong = unknown("preset", str(table["preset"]), kind.presets)
+            faults.append(f"{where}.preset: {wrong}")
             return None
         given = {**kind.presets[table["preset"]], **given}
     try:
@@ -334,6 +365,11 @@ def _read_method(
         faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
         return None
     return (method, name, str(label)) if method is not None else None
+
+
+def _among(name: Any, known: Mapping[str, Any]) -> bool:
+    """Whether a value from a recipe, of whatever type, is a name in a table."""
+    return isinstance(name, str) and name in known
 
 
 def _check_models(models: Any, faults: list[str]) -> None:
@@ -345,7 +381,7 @@ def _check_models(models: Any, faults: list[str]) -> None:
             faults.append(f"{where} must be a table with a name, not {table!r}")
             continue
         name = table.get("name", models.get("name", "convnet"))
-        if name not in MODELS:
+        if not _among(name, MODELS):
             faults.append(f"{where}.name: " + unknown("model", str(name), MODELS))
             continue
         kind = MODELS[name]
@@ -382,12 +418,18 @@ def _check_data(data: DataTable, faults: list[str]) -> None:
     if data.name not in DATASETS:
         faults.append("data.name: " + unknown("data set", data.name, DATASETS))
     if data.partition is not None:
-        kind = data.partition.get("kind")
-        if kind not in PARTITIONS:
-            faults.append("data.partition.kind: " + unknown("kind", str(kind), PARTITIONS))
-        else:
-            table = {k: v for k, v in data.partition.items() if k != "kind"}
-            read_table(PARTITIONS[kind], table, "data.partition", faults)
+        _check_partition(data.partition, faults)
+
+
+def _check_partition(partition: Table, faults: list[str]) -> None:
+    kind = partition.get("kind")
+    if kind is None:
+        faults.append(f"data.partition.kind is missing; known: {', '.join(sorted(PARTITIONS))}")
+    elif not _among(kind, PARTITIONS):
+        faults.append("data.partition.kind: " + unknown("kind", str(kind), PARTITIONS))
+    else:
+        table = {k: v for k, v in partition.items() if k != "kind"}
+        read_table(PARTITIONS[kind], table, "data.partition", faults)
 
 
 def _check_federation(federation: FederationTable, faults: list[str]) -> None:
@@ -429,7 +471,7 @@ def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Mo
     models = {}
     for i, name in enumerate(names):
         turn = cycle[i % len(cycle)] if cycle else {}
-        table = {**common, **turn, **by_name.get(name, {})}
+        table = joined_tables(common, turn, by_name.get(name, {}))
         models[name] = network(table, shape, collection.classes)
     server = network(common, shape, collection.classes)
     if recipe.method.scored is Place.SERVER and any(m != server for m in models.values()):
@@ -440,10 +482,23 @@ def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Mo
     return models, server
 
 
+def joined_tables(*tables: Table) -> Table:
+    """Tables of networks, later ones first; options of a network of another name are left out."""
+    made: Table = {}
+    for table in tables:
+        other = table.get("name", made.get("name")) != made.get("name")
+        made = {**({} if other else made), **table}
+    return made
+
+
 def network(table: Table, shape: tuple[int, ...], classes: int) -> Model:
     """One network for images of a shape and a number of classes."""
-    kind = MODELS[table.get("name", "convnet")]
+    name = table.get("name", "convnet")
+    kind = MODELS[name]
     named = ranges.hints(kind)
+    strange = sorted(set(table) - {"name"} - set(named))
+    if strange:
+        raise RecipeError([f"models: a {name} has no key {key!r}" for key in strange])
     options = {k: as_hinted(v, named[k]) for k, v in table.items() if k != "name"}
     model = kind(shape, classes, **options)
     model.laws()  # refuses images it cannot take
@@ -471,17 +526,28 @@ def made_topology(recipe: Recipe) -> Topology:
     extra = sorted(set(options) - known)
     if extra:
         raise RecipeError([f"federation.{key}: a {name} topology has no such key" for key in extra])
+    return kind(**options)
+
+
+def made_graph(recipe: Recipe, names: Sequence[NodeId]) -> Graph:
+    """Who hears whom among these clients; a fault names the table."""
     try:
-        return kind(**options)
-    except TypeError as error:
-        raise RecipeError(
-            f"federation: topology {name} needs {', '.join(sorted(known))}"
-        ) from error
+        return made_topology(recipe).graph(names, recipe.run.seed)
+    except RecipeError:
+        raise
+    except BadValue as error:
+        raise RecipeError([f"federation: {line}" for line in error.faults]) from error
 
 
-def made_sampler(table: FederationTable) -> Sampler:
+def made_sampler(table: FederationTable, clients: int) -> Sampler:
+    """Who takes part; refuses to ask for more clients than there are."""
     if table.sample is None and table.share is None:
         return Everyone()
+    if table.sample is not None and table.sample > clients:
+        raise RecipeError(
+            f"federation.sample = {table.sample}, but there are {clients} clients; "
+            f"ask for at most {clients}"
+        )
     return Sample(count=table.sample, share=table.share)
 
 
@@ -546,7 +612,7 @@ def _toml_lines(table: Mapping[str, Any], where: tuple[str, ...]) -> list[str]:
 
 
 def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
 
 
 def _toml_value(value: Any) -> str:
@@ -559,4 +625,11 @@ def _toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return repr(value)
-    return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return _toml_text(str(value))
+
+
+def _toml_text(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, but for one control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,19 +7,27 @@ import hashlib
 import json
 import os
 import re
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstill.config import Built, Recipe, checked, read_recipe, toml_text
+from fedstill.config import (
+    Built,
+    Recipe,
+    checked,
+    decisive,
+    differences,
+    read_recipe,
+    toml_text,
+)
 from fedstill.core import trees
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import RecipeError, RunFolderError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import SERVER
 from fedstill.core.records import Message, NodeId, State
@@ -32,17 +40,19 @@ from fedstill.logbook.reader import read_run
 from fedstill.logbook.summary import summarise, write_summary
 from fedstill.logbook.writer import FolderLog, write_json
 
+try:
+    import fcntl
+except ImportError:  # not on this system: two processes in one folder go unnoticed
+    fcntl = None  # type: ignore[assignment]
+
 FOLDER_VERSION = 1
+BEGINNING = ("environment.json", "partition.csv", ".environment.json.new", "recipe.toml.draft")
 MOST_GALLERIES = 10  # clients whose synthetic images are drawn
 
 
 def begin(recipe: Recipe, folder: Path, watch: Watch = lambda progress: None) -> Path:
     """Run a recipe in a new folder and return it."""
-    if (folder / "recipe.toml").exists():
-        raise RunFolderError(
-            f"{folder} already holds a run; go on with `fedstill resume {folder}`, "
-            "or give another folder with --out"
-        )
+    check_free(folder)
     built = Built(recipe)  # everything that can be refused is refused before anything is written
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,24 +60,56 @@ def begin(recipe: Recipe, folder: Path, watch: Watch = lambda progress: None) ->
         write_json(folder / "environment.json", facts)
         _write_partition(built.collection, folder / "partition.csv")
         _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
-    return _play(built, folder, watch, None)
+    with _alone(folder):
+        return _play(built, folder, watch, None)
 
 
 def resume(
     folder: Path, overrides: Sequence[str] = (), watch: Watch = lambda progress: None
 ) -> Path:
     """Go on from the newest checkpoint of a folder; the result is that of an unbroken run."""
-    path = recipe_of(folder)
-    _check_version(folder)
-    (recipe,) = checked(read_recipe(path, overrides))
+    recipe = recipe_of(folder, overrides)
+    with _alone(folder):
+        return _resumed(recipe, folder, bool(overrides), watch)
+
+
+def _resumed(recipe: Recipe, folder: Path, changed: bool, watch: Watch) -> Path:
+    checkpoints = folder / "checkpoints"
+    if checkpoint.latest(checkpoints) is not None:
+        _check_same(folder, recipe_of(folder), recipe)
     built = Built(recipe)
-    saved = checkpoint.read_latest(
-        folder / "checkpoints", state_kinds(recipe.method), digest=built.digest()
-    )
-    if overrides:
-        with _writing(folder):
+    saved = checkpoint.read_latest(checkpoints, state_kinds(recipe.method), digest=built.digest())
+    if saved is not None:
+        _check_rounds(folder, recipe, saved)
+    with _writing(folder):
+        if changed:
             _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
+        if saved is None or saved.round < recipe.run.rounds:  # no longer finished
+            (folder / "summary.json").unlink(missing_ok=True)
     return _play(built, folder, watch, saved)
+
+
+def _check_same(folder: Path, before: Recipe, now: Recipe) -> None:
+    changed = differences(decisive(before), decisive(now))
+    if changed:
+        raise RunFolderError(
+            f"{folder} cannot go on with other values: {'; '.join(changed)}. Only rounds, names, "
+            "devices and what is written may change; run the new recipe in a new folder"
+        )
+
+
+def _check_rounds(folder: Path, recipe: Recipe, saved: checkpoint.Saved) -> None:
+    wanted, ended = recipe.run.rounds, saved.extra.get("ended", False)
+    if wanted < saved.round or (wanted == saved.round and not ended):
+        raise RunFolderError(
+            f"{folder} has played {saved.round} rounds of more already, so it cannot end after "
+            f"run.rounds = {wanted}; run the recipe again in a new folder"
+        )
+    if wanted > saved.round and ended and recipe.method.after():
+        raise RunFolderError(
+            f"{folder} cannot get more rounds: {recipe.method_name} has played its steps after the "
+            f"last one; run the recipe with run.rounds={wanted} in a new folder"
+        )
 
 
 def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | None) -> Path:
@@ -75,42 +117,45 @@ def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | No
     digest = built.digest()
     gallery = Gallery(last=recipe.run.rounds)
     experiment = replace(built.experiment, channels=[gallery])
+    done = None if saved is None else saved.round
+    traffic = {"said": 0 if saved is None else int(saved.extra.get("said", 0))}
+    if saved is not None:
+        engine.restore(_on_device(saved.states, built.device))
     with FolderLog(folder) as log:
-        log.rewind(-1 if saved is None else saved.round)
-        said = 0
-        if saved is None:
-            log.write(Note(0, "engine", "", built.engine_note))
-            for text in built.collection.notes:
-                log.write(Note(0, "data", "", text))
-        else:
-            log.write(Note(saved.round, "resumed", "", f"from the end of round {saved.round}"))
-            for text in saved.notes:
-                log.write(Note(saved.round, "warning", "", text))
-            engine.restore(_on_device(saved.states, built.device))
-            said = int(saved.extra.get("said", 0))
-
-        traffic = {"said": said}
+        log.rewind(-1 if done is None else done)
+        for note in _first_notes(built, saved):
+            log.write(note)
 
         def save(round: int) -> None:
-            due = round % recipe.run.checkpoint_every == 0 or round == recipe.run.rounds
-            if due:
+            ended = round == recipe.run.rounds
+            if ended:
+                _draw_gallery(built, folder, gallery)
+            if ended or round % recipe.run.checkpoint_every == 0:
                 log.flush()
                 checkpoint.write(
                     folder / "checkpoints", round, engine.states, digest=digest,
-                    keep=recipe.run.keep_checkpoints, extra=dict(traffic),
+                    keep=recipe.run.keep_checkpoints, extra={**traffic, "ended": ended},
                 )  # fmt: skip
 
         def watched(progress: Progress) -> None:
             traffic["said"] = progress.bytes
             watch(progress)
 
-        done = None if saved is None else saved.round
-        run(experiment, engine, log, done=done, said=said, save=save, watch=watched)
-    _finish(built, folder, gallery)
+        run(experiment, engine, log, done=done, said=traffic["said"], save=save, watch=watched)
+    _finish(built, folder)
     return folder
 
 
-def _finish(built: Built, folder: Path, gallery: Gallery) -> None:
+def _first_notes(built: Built, saved: checkpoint.Saved | None) -> list[Note]:
+    """What a reader must know of a run's beginning, or of where it goes on."""
+    if saved is None:
+        about_data = [Note(0, "data", "", text) for text in built.collection.notes]
+        return [Note(0, "engine", "", built.engine_note), *about_data]
+    where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
+    return [where, *(Note(saved.round, "warning", "", text) for text in saved.notes)]
+
+
+def _finish(built: Built, folder: Path) -> None:
     rows = read_run(folder, unfinished=True)
     recipe = built.recipe
     summary = summarise(
@@ -124,7 +169,7 @@ def _finish(built: Built, folder: Path, gallery: Gallery) -> None:
         engine=built.engine.name,
         device=str(built.device),
     )
-    draw_pictures(built, folder, gallery)
+    draw_pictures(built, folder)
     write_summary(folder, summary)
 
 
@@ -142,16 +187,18 @@ class Gallery:
         return message
 
 
-def draw_pictures(built: Built, folder: Path, gallery: Gallery) -> list[Path]:
+def _drawable(built: Built) -> bool:
+    """Whether pictures are wanted and matplotlib is installed."""
+    return built.recipe.run.pictures and find_spec("matplotlib") is not None
+
+
+def draw_pictures(built: Built, folder: Path) -> list[Path]:
     """The pictures of a run; none where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if not _drawable(built):
         return []
     from fedstill.report import grids, plots
 
     target = folder / "pictures"
-    target.mkdir(exist_ok=True)
     rows = read_run(folder, unfinished=True)
     names = [site.name for site in built.collection.sites]
     counts = [site.counts(built.collection.classes).tolist() for site in built.collection.sites]
@@ -167,10 +214,20 @@ def draw_pictures(built: Built, folder: Path, gallery: Gallery) -> list[Path]:
         drawn.append(
             grids.accuracy_matrix(matrix.values, matrix.nodes, path, targets=matrix.targets)
         )
+    return drawn
+
+
+def _draw_gallery(built: Built, folder: Path, gallery: Gallery) -> list[Path]:
+    """The synthetic images of the last round; drawn before its checkpoint, which lacks them."""
+    if not gallery.seen or not _drawable(built):
+        return []
+    from fedstill.report import grids
+
+    drawn = []
     for site in built.collection.sites[:MOST_GALLERIES]:
         if site.name in gallery.seen:
             by_class = grid(*gallery.seen[site.name], built.collection.classes)
-            path = target / f"synthetic-{_safe(site.name)}.png"
+            path = folder / "pictures" / f"synthetic-{_safe(site.name)}.png"
             labels = built.collection.class_names
             drawn.append(grids.image_grid(by_class, labels, path, mean=site.mean, std=site.std))
     return drawn
@@ -186,15 +243,14 @@ def grid(images: torch.Tensor, labels: torch.Tensor, classes: int) -> NDArray[np
 
 
 def state_kinds(method: Method) -> Callable[[NodeId], type[State] | None]:
-    """Which memory a node has, as the method's hints say."""
-    server = typing.get_type_hints(type(method).server_state).get("return")
-    client = typing.get_type_hints(type(method).client_state).get("return")
+    """Which memory a node has, as the hints of the method's steps say."""
+    steps = [*method.before(), *method.each_round(), *method.after()]
 
     def kind(node: NodeId) -> type[State] | None:
-        hint = server if node == SERVER else client
-        options = typing.get_args(hint) or (hint,)
-        found = [o for o in options if isinstance(o, type) and issubclass(o, State)]
-        return found[0] if found and found[0] is not State else None
+        place = Place.SERVER if node == SERVER else Place.CLIENTS
+        found = [step.remembers for step in steps if step.place is place and step.remembers]
+        # A step taken over from another method may hint that method's smaller memory.
+        return max(found, key=lambda memory: len(memory.__mro__), default=None)
 
     return kind
 
@@ -213,15 +269,20 @@ def _on_device(
 
 
 def _check_version(folder: Path) -> None:
+    path = folder / "environment.json"
     try:
-        found = json.loads((folder / "environment.json").read_text()).get("folder_version")
-    except (OSError, ValueError):
-        found = None
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        found, by = facts.get("folder_version"), facts.get("fedstill")
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path} does not say which version of fedstill wrote this folder ({error}); its "
+            "tables stay readable as CSV, but to go on run the recipe again in a new folder"
+        ) from error
     if found != FOLDER_VERSION:
         raise RunFolderError(
-            f"{folder} was written in run-folder version {found}, this fedstill reads version "
-            f"{FOLDER_VERSION}; its tables stay readable as CSV, but to go on with the run use the "
-            "fedstill version named in its environment.json"
+            f"{folder} is a run folder of version {found}, written by fedstill {by}; this fedstill "
+            f"reads version {FOLDER_VERSION}. Its tables stay readable as CSV; to go on with the "
+            f"run, install fedstill {by}"
         )
 
 
@@ -252,6 +313,29 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder so that no second process writes to it; a kill lets go of it."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunFolderError(
+            f"another process is writing to {folder}; wait until it has ended"
+        ) from error
+
+
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
@@ -265,23 +349,49 @@ def folders_for(
     recipes: Sequence[Recipe], seeds: Sequence[int], out: Path
 ) -> list[tuple[Recipe, Path]]:
     """A folder for each method and seed: `out` itself for a single run, else one below it."""
-    pairs = [(seeded(recipe, seed), recipe, seed) for recipe in recipes for seed in seeds]
-    made = []
-    for seeded_recipe, recipe, seed in pairs:
-        folder = out
-        if len(recipes) > 1:
-            folder = folder / _safe(recipe.label)
-        if len(seeds) > 1:
-            folder = folder / f"seed-{seed}"
-        made.append((seeded_recipe, folder))
-    return made
+    made: dict[Path, Recipe] = {}
+    for recipe in recipes:
+        place = out / _safe(recipe.label) if len(recipes) > 1 else out
+        for seed in seeds:
+            folder = place / f"seed-{seed}" if len(seeds) > 1 else place
+            if folder in made:
+                raise RecipeError(
+                    f"method.label: {made[folder].label!r} and {recipe.label!r} would share the "
+                    f"folder {folder}; change one of them"
+                )
+            made[folder] = seeded(recipe, seed)
+    return [(recipe, folder) for folder, recipe in made.items()]
 
 
-def recipe_of(folder: Path) -> Path:
-    """The recipe of a run folder; refuses a folder that holds no run."""
-    if not (folder / "recipe.toml").exists():
-        raise RunFolderError(f"{folder} holds no run: there is no recipe.toml in it")
-    return folder / "recipe.toml"
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds anything but the leftovers of a run that never began."""
+    if (folder / "recipe.toml").exists():
+        raise RunFolderError(
+            f"{folder} already holds a run; go on with `fedstill resume {folder}`, "
+            "or give another folder with --out"
+        )
+    with _writing(folder):
+        present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(present - {*BEGINNING})
+    if others:
+        raise RunFolderError(
+            f"{folder} holds other things ({', '.join(others[:3])}{', …' if others[3:] else ''}); "
+            "a run needs a folder of its own, give another one with --out"
+        )
+
+
+def recipe_of(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run folder; refuses a folder that holds no run, or one we cannot read."""
+    path = folder / "recipe.toml"
+    if not path.exists():
+        below = sorted(found.parent for found in folder.glob("*/**/recipe.toml"))
+        hint = f"; resume one of {', '.join(map(str, below[:5]))}" if below else ""
+        raise RunFolderError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
+    _check_version(folder)
+    recipes = checked(read_recipe(path, overrides))
+    if len(recipes) != 1:
+        raise RunFolderError(f"{path} has {len(recipes)} methods, a run has one")
+    return recipes[0]
 
 
 def fresh_folder(wanted: Path) -> Path:

@@ -117,9 +117,9 @@ def test_reported_numbers_stand_under_ours_with_their_source(tmp_path):
     more = '[reported]\naverage = 61.5\na = 70.25\nsource = "Table 1"\n'
     found = comparison([made(tmp_path / "0", 0, {"a": 0.7, "b": 0.5}, more=more)])
     lines = found.as_markdown().splitlines()
-    assert lines[2].startswith("| method | seeds | average accuracy | a | b |")
-    assert lines[4].startswith("| fedavg | 0 | 60.00 | 70.00 | 50.00 | 1 k | 4 kB | 4 kB | 2.0 |")
-    assert lines[5].startswith("| ↳ reported [1] |  | 61.50 | 70.25 | - |")
+    assert lines[2].startswith("| method | a | b | average |")
+    assert lines[4].startswith("| fedavg | 70.00 | 50.00 | 60.00 | 4 kB | 4 kB | 2.0 |")
+    assert lines[5].startswith("| ↳ reported [1] | 70.25 | - | 61.50 |")
     assert "[1] Table 1" in found.as_markdown()
 
 
@@ -135,17 +135,24 @@ def test_client_models_show_three_names(tmp_path):
             log.write(Number(1, "evaluate", node, "accuracy", target, value))
     write_summary(folder, summarise(read_rows(folder), seconds=2.0))
     lines = comparison([folder]).as_markdown().splitlines()
-    names = "averaged global accuracy | inter accuracy | averaged local accuracy | a | b"
-    assert names in lines[2]
-    # (0.9 + 0.5 + 0.3 + 0.7) / 4; (0.5 + 0.3) / 2; (0.9 + 0.7) / 2; (0.9 + 0.5) / 2; …
-    assert "| 60.00 | 40.00 | 80.00 | 70.00 | 50.00 |" in lines[4]
+    assert "| a | b | global | inter | local |" in lines[2]
+    # columns (0.9 + 0.3) / 2, (0.5 + 0.7) / 2; all four / 4; (0.5 + 0.3) / 2; (0.9 + 0.7) / 2
+    assert "| 60.00 | 60.00 | 60.00 | 40.00 | 80.00 |" in lines[4]
+
+
+def test_a_common_model_has_one_value_for_the_three_scores(tmp_path):
+    local = made(tmp_path / "local", 0, {"a": 0.7, "b": 0.5}, node="")
+    common = made(tmp_path / "common", 0, {"a": 0.8, "b": 0.4}, more="[models]\nwidth = 2\n")
+    text = comparison([local, common]).as_markdown()
+    assert "| 80.00 | 40.00 | 60.00 |" in text
+    assert "one common model" in text
 
 
 def test_clients_scored_on_their_own_data_only_show_that(tmp_path):
     found = comparison([made(tmp_path / "0", 0, {"a": 0.7, "b": 0.5}, node="")])
     assert found.groups[0].targets["a"].mean == 0.7
-    assert "| averaged local accuracy | a | b |" in found.as_markdown()
-    assert "client's column" in found.as_markdown()
+    assert "| a | b | local |" in found.as_markdown()
+    assert "keep their own models" in found.as_markdown()
 
 
 def test_many_clients_are_shown_by_their_extremes(tmp_path):

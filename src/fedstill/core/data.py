@@ -6,6 +6,7 @@ indices; it is gathered and normalised when a loop asks for it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -231,6 +232,16 @@ class Data:
             order = torch.randperm(len(self), generator=rng).to(self.device)
             rows += torch.split(order, size)
         return Plan(self, rows if len(self) else [])
+
+    def digest(self) -> str:
+        """The sha256 of these examples as they are stored, their labels and normalisation."""
+        found = hashlib.sha256()
+        for pool, rows in self.parts:
+            for tensor in (pool.stored[rows], pool.labels[rows], pool.mean, pool.std):
+                if tensor is not None:
+                    found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                    found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def counts(self, classes: int) -> Tensor:
         """[class], how many examples of each class, on the host."""

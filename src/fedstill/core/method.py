@@ -183,7 +183,7 @@ def _check_signature(step: Step) -> None:
     if not isinstance(step, Step):
         raise ProtocolError(f"{step!r} is not a step: mark it @at_server or @at_clients")
     names = list(inspect.signature(step.act).parameters)
-    if len(names) != 3 or "return" not in step._hints:
+    if len(names) != 3 or not {*names[1:], "return"} <= step._hints.keys():
         raise ProtocolError(
             f"{step.title} must be written (self, node: Node[...], inbox: Inbox[...]) -> Message, "
             "with every hint: hints are the wire format"

@@ -102,6 +102,10 @@ class Model:
         rng = generator(seed)
         return {name: law.sample(rng).to(self.device) for name, law in self.laws().items()}
 
+    def sample(self, rng: torch.Generator) -> Weights:
+        """Fresh weights drawn on the generator's own device: for the many networks of matching."""
+        return {name: law.sample(rng) for name, law in self.laws().items()}
+
     def features(self, weights: Weights, x: Tensor) -> Tensor:
         """[example, feature], what the head sees."""
         return self.stages(weights, x)[-1].flatten(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -12,12 +12,13 @@ from fedstill.core import seeds
 from fedstill.core.data import Data
 from fedstill.core.errors import ProtocolError
 from fedstill.core.model import Model
-from fedstill.core.records import NodeId
+from fedstill.core.records import NodeId, Record
 
 SERVER: NodeId = "server"
 
 S = TypeVar("S")
 M = TypeVar("M")
+R = TypeVar("R", bound=Record)
 
 
 class Inbox(Mapping[NodeId, M], Generic[M]):
@@ -47,6 +48,14 @@ class Addressed(dict[NodeId, M], Generic[M]):
     """A different message for each hearer."""
 
 
+class Store(Protocol):
+    """Results worth keeping between runs, by a key that says what made them."""
+
+    def find(self, key: str, kind: type[R]) -> R | None: ...
+
+    def keep(self, key: str, record: Record) -> None: ...
+
+
 class Node(Generic[S]):
     """A party as a step sees it: its memory, data, model and randomness."""
 
@@ -63,6 +72,7 @@ class Node(Generic[S]):
         seed: int = 0,
         step: str = "",
         device: torch.device | str = "cpu",
+        store: Store | None = None,
     ):
         self.id = id
         self.round = round
@@ -72,6 +82,7 @@ class Node(Generic[S]):
         self.public = public or Data()
         self.models = models or {}
         self.device = torch.device(device)
+        self.store = store
         self.numbers: dict[str, float | Tensor] = {}
         self.spent: list[Any] = []
         self._seed = seed

@@ -73,3 +73,20 @@ class Adam:
 
         value = trees.map_tensors(move, value, first, second)
         return value, {"first": first, "second": second, "count": count}
+
+
+@dataclass(frozen=True)
+class PerEntry:
+    """Another optimiser for each entry of a dict."""
+
+    optimizers: tuple[tuple[str, Optimizer], ...]
+
+    def start(self, value: Any) -> Any:
+        return {name: optimizer.start(value[name]) for name, optimizer in self.optimizers}
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        moved: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
+        for name, optimizer in self.optimizers:
+            moved[name], kept[name] = optimizer.step(value[name], gradient[name], memory[name])  # type: ignore[index]
+        return {name: moved[name] for name in value}, kept  # type: ignore[attr-defined,return-value]

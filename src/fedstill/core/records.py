@@ -14,7 +14,7 @@ Weights = dict[str, Tensor]  # as in a state dict: parameters and buffers, by do
 
 POSITIONAL = "positional"
 Positional = Annotated[Tensor, POSITIONAL]
-"""Indices or labels that a fixed order would imply: counted in bytes, not in floats (BB-0)."""
+"""Indices or labels that a fixed order would imply: counted in bytes, not in floats."""
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 

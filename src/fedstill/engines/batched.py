@@ -17,15 +17,13 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.data import Batches
-from fedstill.core.errors import FedstillError, StepError
+from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Step
 from fedstill.core.node import Inbox, Node
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Outcome, functional_gradient
 from fedstill.engines.in_process import InProcess
-
-_FAILURES = (FedstillError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Batched(InProcess):
             )
         while waiting := [actor for actor in actors if actor.waiting is not None]:
             for kin in self._kin(waiting):
-                self._guarded(step, round, kin[0], lambda kin=kin: self._run_together(kin))
+                self._run_together(step, round, kin)
             for actor in waiting:
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
         made = {actor.node.id: self._committed(actor.node, actor.message) for actor in actors}
@@ -74,9 +72,8 @@ class Batched(InProcess):
     def _guarded(self, step: Step, round: int, actor: _Acting, work: Any) -> None:
         try:
             work()
-        except _FAILURES as error:
-            method = type(step.method).__name__
-            raise StepError(method, step.name, actor.node.id, round, error) from error
+        except Exception as error:
+            raise _failed(step, round, actor.node.id, error) from error
 
     def _enter(self, step: Step, actor: _Acting, inbox: Inbox[Any]) -> None:
         acting = step(actor.node, inbox)
@@ -104,18 +101,33 @@ class Batched(InProcess):
         size = self.stack_at_most
         return [kin[i : i + size] for kin in groups.values() for i in range(0, len(kin), size)]
 
-    def _run_together(self, kin: list[_Acting]) -> None:
+    def _run_together(self, step: Step, round: int, kin: list[_Acting]) -> None:
         loops = [actor.waiting for actor in kin if actor.waiting is not None]
         if len(loops) == 1:
-            kin[0].answer = self._run(loops[0], kin[0].node)
+            self._guarded(step, round, kin[0], lambda: self._run_alone(kin[0], loops[0]))
             return
         by_length = sorted(range(len(loops)), key=lambda i: -len(loops[i].batches))
-        stack = _Stack([loops[i] for i in by_length])
-        for place, (carry, loss) in enumerate(stack.run()):
+        stack: _Stack | None = None
+        try:
+            stack = _Stack([loops[i] for i in by_length])
+            ended = stack.run()
+        except Exception as error:
+            place, cause = (stack and stack.culprit()) or (None, error)
+            guilty = kin if place is None else [kin[by_length[place]]]
+            names = ", ".join(actor.node.id for actor in guilty)
+            raise _failed(step, round, names, cause) from cause
+        for place, (carry, loss) in enumerate(ended):
             actor = kin[by_length[place]]
             actor.answer = carry
             if loss is not None:
                 actor.node.log(loss=loss)
+
+    def _run_alone(self, actor: _Acting, loop: Loop[Any]) -> None:
+        actor.answer = self._run(loop, actor.node)
+
+
+def _failed(step: Step, round: int, node: NodeId, cause: BaseException) -> StepError:
+    return StepError(type(step.method).__name__, step.name, node, round, cause)
 
 
 class _Stack:
@@ -131,11 +143,13 @@ class _Stack:
         self.given = [_shared_or_stacked(row) for row in rows]
         self.done: list[list[Tensor]] = []  # carries of finished loops, shortest first
         self.total = torch.zeros(len(loops), device=self.carry[0].device)
+        self.step = 0
 
     def run(self) -> list[tuple[Any, Tensor | None]]:
         """For each loop its carry and its mean loss (None when it had no batches)."""
         lengths = [len(plan) for plan in self.plans]
         for step in range(lengths[0]):
+            self.step = step
             active = sum(length > step for length in lengths)
             self._dismiss(active)
             for places, batch in self.gather(self.plans[:active], step):
@@ -149,6 +163,17 @@ class _Stack:
             )
             for i, loop in enumerate(self.loops)
         ]
+
+    def culprit(self) -> tuple[int, Exception] | None:
+        """Which loop fails alone at the step where the stack failed, and how; None if none does."""
+        for place in range(len(self.carry[0])):
+            loop = self.loops[place]
+            carry = trees.with_tensors(loop.carry, [tensor[place] for tensor in self.carry])
+            try:
+                loop.body(carry, loop.given, loop.batches[self.step], functional_gradient)
+            except Exception as error:
+                return place, error
+        return None
 
     def _dismiss(self, active: int) -> None:
         """Set aside the carries of loops that have ended."""
@@ -176,7 +201,8 @@ class _Stack:
                 trees.with_tensors(batch, leaves),
                 functional_gradient,
             )
-            return trees.tensors(moved), loss
+            ordered = trees.map_tensors(lambda _, tensor: tensor, first.carry, moved)
+            return trees.tensors(ordered), loss
 
         moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
             carry, given, trees.tensors(batch)

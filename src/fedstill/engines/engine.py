@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedstill.core import trees
+from fedstill.core import algebra, trees
 from fedstill.core.data import Data
 from fedstill.core.method import Method, Step
 from fedstill.core.model import Model
@@ -78,6 +78,8 @@ def autograd_gradient(
     leaves = [tensor.detach().requires_grad_() for tensor in trees.tensors(value)]
     with torch.enable_grad():
         loss, notes = function(trees.with_tensors(value, leaves))
+        if not loss.requires_grad:  # it depends on no leaf; torch.func gives zeros here
+            return algebra.zeros(value), loss, trees.detach(notes)
         slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return trees.with_tensors(value, slopes), loss.detach(), trees.detach(notes)
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill.core.errors import FedstillError, StepError
+from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Method, Step
-from fedstill.core.node import SERVER, Inbox, Node
+from fedstill.core.node import SERVER, Inbox, Node, Store
 from fedstill.core.records import NodeId, State
 from fedstill.engines.engine import Absences, Everybody, Outcome, autograd_gradient
 
@@ -30,12 +30,14 @@ class InProcess:
         seed: int = 0,
         device: torch.device | str = "cpu",
         absences: Absences | None = None,
+        store: Store | None = None,
     ):
         self.method = method
         self.everybody = everybody
         self.seed = seed
         self.device = torch.device(device)
         self.absences = absences
+        self.store = store
         self._states: dict[NodeId, State | None] = {}
 
     @property
@@ -61,9 +63,7 @@ class InProcess:
         try:
             acting = step(node, inbox)
             message = self._driven(acting, node) if inspect.iscoroutine(acting) else acting
-        except FedstillError as error:
-            raise StepError(type(step.method).__name__, step.name, id, round, error) from error
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:
             raise StepError(type(step.method).__name__, step.name, id, round, error) from error
         return self._committed(node, message)
 
@@ -110,6 +110,7 @@ class InProcess:
             seed=self.seed,
             step=step,
             device=self.device,
+            store=self.store,
         )
 
     def _absence(self, step: Step, round: int, id: NodeId) -> str | None:

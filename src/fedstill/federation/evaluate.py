@@ -22,7 +22,7 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
     """Accuracy and loss of each scored model on the clients' test sets.
 
     A server's model is tested on every client's set; a client's model on every client's set
-    (`cross`) or only on its own. Clients that share one test set share the one pass.
+    (`cross`) or only on its own. Clients that share the very same test set share the one pass.
     """
     people = experiment.population
     method = experiment.method
@@ -35,10 +35,9 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
             test = people.party(target).test
             if not len(test):
                 continue
-            key = id(test.parts[0].pool)
-            if key not in known:
-                known[key] = score(method, node, test)
-            accuracy, loss = known[key]
+            if id(test) not in known:
+                known[id(test)] = score(method, node, test)
+            accuracy, loss = known[id(test)]
             yield Number(round, "evaluate", holder, "accuracy", target, accuracy)
             yield Number(round, "evaluate", holder, "loss", target, loss)
 

@@ -14,6 +14,8 @@ from fedstill.core.records import NodeId
 from fedstill.data.sites import Collection, Examples, Site
 from fedstill.engines.engine import Party
 
+Key = tuple[int, tuple[float, ...], tuple[float, ...]]  # a stored set, its mean and deviation
+
 
 class Population:
     """A collection's sites as parties on a device. Each stored set is moved there once."""
@@ -33,7 +35,8 @@ class Population:
         self.public = public or Data()
         self._server = Party(Data(), Data(), server_model)
         self._sites = {site.name: site for site in collection.sites}
-        self._pools: dict[tuple[int, tuple[float, ...], tuple[float, ...]], Pool] = {}
+        self._pools: dict[Key, Pool] = {}
+        self._tests: dict[Key, Data] = {}
         self._parties: dict[NodeId, Party] = {}
 
     @property
@@ -47,12 +50,18 @@ class Population:
         if node not in self._parties:
             site = self._sites[node]
             data = Data((Part(self._pool(site.pool, site), self._rows(site.rows)),))
-            test = self._pool(site.test, site).all()
-            self._parties[node] = Party(data, test, self.models[node])
+            self._parties[node] = Party(data, self._test(site), self.models[node])
         return self._parties[node]
 
+    def _test(self, site: Site) -> Data:
+        """The test set; the very same object for all clients that share it."""
+        key = _key(site.test, site)
+        if key not in self._tests:
+            self._tests[key] = self._pool(site.test, site).all()
+        return self._tests[key]
+
     def _pool(self, examples: Examples, site: Site) -> Pool:
-        key = (id(examples), site.mean, site.std)
+        key = _key(examples, site)
         if key not in self._pools:
             shape = (-1, 1, 1)
             self._pools[key] = Pool(
@@ -65,3 +74,7 @@ class Population:
 
     def _rows(self, rows: NDArray) -> torch.Tensor:  # type: ignore[type-arg]
         return torch.from_numpy(rows).to(self.device)
+
+
+def _key(examples: Examples, site: Site) -> Key:
+    return id(examples), site.mean, site.std

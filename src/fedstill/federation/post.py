@@ -63,7 +63,8 @@ class Post:
                 carried = self._carried(message, sender, round, step)
                 if carried is None:
                     continue
-                self._count(round, step, following, sender, carried, len(hearers))
+                if list(hearers) != [sender]:  # what a server says to itself does not travel
+                    self._count(round, step, sender, carried, hearers)
                 for hearer in hearers:
                     mail.setdefault(hearer, {})[sender] = carried
         return {hearer: Inbox(messages) for hearer, messages in mail.items()}
@@ -87,9 +88,7 @@ class Post:
         else:
             reached = [n for n in self.hearing.hearers(sender, awake) if n != SERVER]
         if isinstance(outcome.message, Addressed):
-            for hearer, message in sorted(outcome.message.items()):
-                if hearer in reached:
-                    yield message, [hearer]
+            yield from _by_message(outcome.message, reached)
         else:
             yield outcome.message, reached
 
@@ -108,6 +107,8 @@ class Post:
             f"{sender} sent {type(message).__name__} with NaN or infinite values in "
             f"{', '.join(bad[:5])} ({step.title}, round {round})"
         )
+        if sender == SERVER:  # without it nobody can go on
+            raise BadMessage(f"{text}. Lower the learning rate")
         if self.bad_messages == "stop":
             raise BadMessage(
                 f"{text}. Lower the learning rate, or set federation.bad_messages = "
@@ -120,21 +121,31 @@ class Post:
         self,
         round: int,
         step: Step,
-        following: Step | None,
         sender: NodeId,
         message: Message,
-        hearers: int,
+        hearers: Sequence[NodeId],
     ) -> None:
-        direction: Direction = "down" if sender == SERVER else "peer"
-        if following is not None and following.place is Place.SERVER:
-            direction = "up" if sender != SERVER else "down"
-        sizes = message.bytes()
+        direction: Direction = "up" if SERVER in hearers else "peer"
+        if sender == SERVER:
+            direction = "down"
+        sizes, heard = message.bytes(), len(hearers)
         for name, floats in message.floats().items():
             self.logbook.write(
-                Traffic(round, step.name, sender, direction, name, floats, sizes[name], hearers)
+                Traffic(round, step.name, sender, direction, name, floats, sizes[name], heard)
             )
             self.floats += floats
             self.bytes += sizes[name]
+
+
+def _by_message(
+    addressed: Addressed[Any], reached: Sequence[NodeId]
+) -> list[tuple[Message, list[NodeId]]]:
+    """Each message once, with all its hearers: the same object for several is said once."""
+    groups: dict[int, tuple[Message, list[NodeId]]] = {}
+    for hearer, message in sorted(addressed.items()):
+        if hearer in reached:
+            groups.setdefault(id(message), (message, []))[1].append(hearer)
+    return list(groups.values())
 
 
 def not_finite(message: Message) -> list[str]:

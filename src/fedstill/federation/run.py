@@ -46,16 +46,19 @@ def run(
 ) -> None:
     """Play the whole method; `done` is the last round that a checkpoint holds.
 
-    `save(round)` is called when a round is complete: after the steps before the first (round 0)
-    and after every round. What it keeps is enough to go on exactly.
+    `watch` and then `save(round)` are called when a round is complete: after the steps before the
+    first (round 0) and after every round. What `save` keeps is enough to go on exactly.
     """
     play = _Player(experiment, engine, logbook)
     play.post.bytes = said
     everybody = list(experiment.population.clients)
-    if done is None:
+    begun = done is not None
+    if not begun:
         play(experiment.method.before(), 0, everybody)
+    done = done or 0
+    watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0))
+    if not begun:
         save(0)
-        done = 0
     accuracy: float | None = None
     for round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()

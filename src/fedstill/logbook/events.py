@@ -36,7 +36,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about the run; kinds in use: engine, absent, warning, resumed, privacy, time."""
+    """A sentence about the run; kinds in use: engine, data, resumed, warning, absent,
+    skipped, lost, left out, privacy."""
 
     round: int
     kind: str

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from fedstill.core.method import Method
 from fedstill.methods.centralised import Centralised
+from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
+from fedstill.methods.feddualmatch import FedDualMatch
+from fedstill.methods.fedlgd import FedLGD
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.local import Local
@@ -19,4 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "fednova": FedNova,
     "scaffold": Scaffold,
     "feddm": FedDM,
+    "feddualmatch": FedDualMatch,
+    "fedlgd": FedLGD,
+    "dynafed": DynaFed,
 }

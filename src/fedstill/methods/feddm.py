@@ -67,7 +67,7 @@ class Up(Message):
 class FedDM(Method):
     """Synthesis in a ball around the weights on clients, projected training on the server.
 
-    The defaults are the trials' best (notes of the paper's page, section 10): the printed pixel
+    The defaults are the best of our trials (docs/methods/feddm.md): the printed pixel
     rate of 1 with 1000 steps fits the current network too well and loses to real images.
     """
 
@@ -167,13 +167,8 @@ class FedDM(Method):
 
         Drawn where the client computes: hundreds of thousands of numbers a step.
         """
-        seed = client.draw("networks")
-
-        def network(step: int) -> Weights:
-            rng = seeds.generator(seed, step, device=client.device)
-            return balls.on_sphere(centre, balls.direction(rng, centre), self.radius)
-
-        return network
+        seed, draw = client.draw("networks"), balls.sphere(centre, self.radius)
+        return lambda step: draw(seeds.generator(seed, step, device=client.device))
 
     @property
     def matching(self) -> Matching:

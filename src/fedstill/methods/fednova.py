@@ -40,9 +40,8 @@ class FedNova(FedAvg):
         effective = sum(p * a for p, a in zip(shares, lengths, strict=True))
         start = server.state.weights
         ways = [algebra.sub(start, up.weights) for up in ups]
-        step = algebra.mean(ways, [p / a for p, a in zip(shares, lengths, strict=True)])
-        total = sum(p / a for p, a in zip(shares, lengths, strict=True))
-        moved = algebra.add(start, step, -effective * total)
+        rates = [p / a if a else 0.0 for p, a in zip(shares, lengths, strict=True)]
+        moved = algebra.add(start, algebra.mean(ways, rates), -effective * sum(rates))
         plain = algebra.mean([up.weights for up in ups], shares)
         server.state = Global({n: plain[n] if is_buffer(n) else moved[n] for n in start})
 

@@ -27,6 +27,7 @@ from fedstill.core import (
 from fedstill.core.ranges import Positive
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
+from fedstill.parts import controls
 
 
 class Global(fedavg.Global):
@@ -67,10 +68,10 @@ class Scaffold(FedAvg):
 
     def server_state(self, server: Node[Any]) -> Global:
         weights = super().server_state(server).weights
-        return Global(weights, algebra.zeros(algebra.parameters(weights)))
+        return Global(weights, controls.fresh(weights))
 
     def client_state(self, client: Node[Any]) -> Own:
-        return Own(algebra.zeros(algebra.parameters(client.model.init(0))))
+        return Own(controls.fresh(client.model.init(0)))
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
@@ -87,9 +88,7 @@ class Scaffold(FedAvg):
         weights = await minimize(
             self.corrected, client.model, start, batches, self.optimizer, start=start, drift=drift
         )
-        way = algebra.sub(algebra.parameters(start), algebra.parameters(weights))
-        slope = algebra.scale(way, 1 / (max(len(batches), 1) * self.lr))
-        change = algebra.sub(slope, common)  # (c_i - c + slope) - c_i
+        change = controls.change(common, start, weights, len(batches), self.lr)
         client.state = Own(algebra.add(own, change))
         return Up(weights, len(client.data), change)
 
@@ -101,13 +100,12 @@ class Scaffold(FedAvg):
         start, control = server.state.weights, server.state.control
         if self.server_lr != 1:
             mean = algebra.add(start, algebra.sub(mean, start), self.server_lr)
-        change = algebra.mean([up.control for up in ups])
-        control = algebra.add(control, change, len(ups) / len(server.models))
-        server.state = Global(mean, control)
+        changes = [up.control for up in ups]
+        server.state = Global(mean, controls.renewed(control, changes, len(server.models)))
 
     def corrected(
         self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights
     ) -> Tensor:
         """The local loss plus (c - c_i) · w, whose gradient is the correction."""
         task = self.objective(model, weights, batch, start)
-        return task + algebra.dot(drift, algebra.parameters(weights))
+        return task + controls.correction(drift, weights)

@@ -1,4 +1,4 @@
-"""AlexNet: five convolutions without norm, the second network of the DeSA paper (BB-1)."""
+"""AlexNet: five convolutions without norm, the second network of the DeSA paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConvNet: the three-block network of the distillation papers and its variants (BB-1)."""
+"""ConvNet: the three-block network of the distillation papers and its variants."""
 
 from __future__ import annotations
 

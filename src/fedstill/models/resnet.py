@@ -1,4 +1,4 @@
-"""ResNet18: four groups of two residual blocks, for small and for large images (BB-1)."""
+"""ResNet18: four groups of two residual blocks, for small and for large images."""
 
 from __future__ import annotations
 

@@ -6,14 +6,16 @@ neither measured nor moved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedstill.core import algebra
 from fedstill.core.records import Weights, is_buffer
 
 
-def direction(rng: torch.Generator, like: Weights) -> Weights:
+def direction(rng: Generator, like: Weights) -> Weights:
     """A standard normal draw for every trainable parameter, on the generator's device."""
     return {
         name: torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype)
@@ -32,6 +34,22 @@ def on_sphere(centre: Weights, direction: Weights, radius: float | Tensor) -> We
         name: start if is_buffer(name) else start + factor * direction[name]
         for name, start in centre.items()
     }
+
+
+def sphere(centre: Weights, radius: float) -> Callable[[Generator], Weights]:
+    """Draws like `on_sphere` of `direction`, as one long vector: a few large operations a draw."""
+    moving = algebra.parameters(centre)
+    sizes = [tensor.numel() for tensor in moving.values()]
+    flat = torch.cat([tensor.flatten() for tensor in moving.values()])
+
+    def drawn(rng: Generator) -> Weights:
+        step = torch.randn(flat.shape, generator=rng, device=rng.device, dtype=flat.dtype)
+        _, factor = _shrinking(step.square().sum(), radius)
+        parts = torch.split(flat + factor * step, sizes)
+        moved = zip(moving.items(), parts, strict=True)
+        return {**centre, **{name: part.view(tensor.shape) for (name, tensor), part in moved}}
+
+    return drawn
 
 
 def projected(weights: Weights, centre: Weights, radius: float | Tensor) -> Weights:

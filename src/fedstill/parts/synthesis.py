@@ -1,4 +1,4 @@
-"""Synthetic sets: how they start, distribution matching, training on them (BB-3, BB-4).
+"""Synthetic sets: how they start, distribution matching, training on them.
 
 A synthetic set is [class, image, ...] over the classes its maker holds, with a share for every
 image: 1/n for the n images of a class, 0 for an empty place. Sums over images are weighted by
@@ -7,6 +7,7 @@ shares, so a class with fewer images than its neighbours needs no special case.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,11 +15,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import SGD, Data, Made, Model, Node, Weights, minimize, trees
+from fedstill.core import SGD, Data, Made, Model, Node, Record, Weights, minimize, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
+from fedstill.core.seeds import generator
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws
+
+Outputs = Literal["features", "logits", "both", "stages", "stages and logits"]
 
 
 class SyntheticSet(NamedTuple):
@@ -56,34 +60,112 @@ def from_real(node: Node[Any], classes: Sequence[int], per_class: int) -> Synthe
     return SyntheticSet(images, share.to(node.device), where)
 
 
+def from_statistics(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
+    """Normal pixels with the mean and deviation of each class and channel (FedLGD)."""
+    start = from_noise(node, classes, per_class)
+    mean, std = class_statistics(node.data, classes, node.model.classes)
+    wide = (len(classes), 1, -1, *[1] * (start.images.dim() - 3))
+    return start._replace(images=start.images * std.reshape(wide) + mean.reshape(wide))
+
+
+def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Tensor, Tensor]:
+    """[class, channel], mean and deviation of all pixels of a class, normalised."""
+    means, stds = [], []
+    for c, rows in enumerate(data.by_class(known)):
+        if c in classes:
+            pixels = data.take(rows.to(data.device)).x.transpose(0, 1).flatten(1)
+            means.append(pixels.mean(1))
+            stds.append(pixels.std(1, unbiased=False))
+    return torch.stack(means), torch.stack(stds)
+
+
+Start = Literal["statistics", "noise", "real"]
+STARTS: dict[str, Callable[[Node[Any], Sequence[int], int], SyntheticSet]] = {
+    "statistics": from_statistics,
+    "noise": from_noise,
+    "real": from_real,
+}
+
+
+def held_classes(node: Node[Any]) -> list[int]:
+    """The classes of which a node has examples."""
+    counts = node.data.counts(node.model.classes).tolist()
+    return [c for c, count in enumerate(counts) if count]
+
+
+class Kept(Record):
+    """A warm-up set as it is kept between runs."""
+
+    key: str
+    images: Tensor
+    share: Tensor
+    classes: Tensor
+
+
+async def warmed_up(
+    node: Node[Any], matching: Matching, start: Start, per_class: int
+) -> SyntheticSet:
+    """A set matched to the node's data under fresh random networks, the same for all nodes.
+
+    It depends on data, settings, network and seed alone; where the node has a store, it is made
+    once and found again by them.
+    """
+    seed = node.draw("warm-up networks", shared=True)
+    key = ""
+    if node.store is not None:
+        made_by = (matching, start, per_class, node.model.describe(), seed, node.draw("warm-up"))
+        key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
+        kept = node.store.find(key, Kept)
+        if kept is not None:
+            return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
+    first = STARTS[start](node, held_classes(node), per_class)
+    made = await matching.matched(
+        node, first, lambda step: node.model.sample(generator(seed, step, device=node.device))
+    )
+    if node.store is not None:
+        node.store.keep(key, Kept(key, made.images, made.share, made.classes))
+    return made
+
+
 class Iteration(NamedTuple):
     """What one step of matching sees."""
 
     real: Tensor  # [class, example, ...]
     share: Tensor  # [class, example]
     network: Weights
+    emphasis: Tensor  # [output], how much each matched output counts at this step
     draws: Draws
     only: str  # the operation of this step's augmentation
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Distribution matching: per class, the distance between mean real and synthetic outputs."""
+    """Distribution matching: per class, the distance between mean real and synthetic outputs.
+
+    `stages` matches every block's output. With `deep_first` the steps are divided evenly over the
+    outputs: at first the last one alone counts, then one more with each part (FedDualMatch).
+    """
 
     steps: Count = 1000
     lr: Positive = 1.0
     momentum: Fraction = 0.5
     real_batch: Count = 256
     augmentation: str = augment.DEFAULT
-    outputs: Literal["features", "logits", "both"] = "features"
+    outputs: Outputs = "features"
+    distance: Literal["squared", "norm"] = "squared"
+    deep_first: bool = False
 
     async def matched(
-        self, node: Node[Any], start: SyntheticSet, network: Callable[[int], Weights]
+        self,
+        node: Node[Any],
+        start: SyntheticSet,
+        network: Callable[[int], Weights],
+        model: Model | None = None,
     ) -> SyntheticSet:
         """The set after `steps` steps; `network(step)` gives the weights to match under."""
         images = await minimize(
             self.objective,
-            node.model,
+            model or node.model,
             start.images,
             self.iterations(node, start, network),
             SGD(self.lr, self.momentum),
@@ -94,20 +176,30 @@ class Matching:
     def objective(
         self, model: Model, images: Tensor, batch: Iteration, images_share: Tensor
     ) -> Tensor:
-        """Σ over classes (and outputs) of ||mean real - mean synthetic||², summed over features."""
+        """Σ over outputs and classes of ||mean real - mean synthetic||² (or its root)."""
         still = model.evaluating
         real = augment.apply(batch.real, batch.draws, only=batch.only)
         synthetic = augment.apply(images, batch.draws, only=batch.only)
         with torch.no_grad():
             targets = class_means(self.seen(still, batch.network, real), batch.share)
         means = class_means(self.seen(still, batch.network, synthetic), images_share)
-        return sum_of_squares(means, targets)
+        return (distances(means, targets, self.distance) * batch.emphasis.unsqueeze(1)).sum()
 
     def seen(self, model: Model, network: Weights, images: Tensor) -> list[Tensor]:
         """[class, image, ...] of each output that is matched, from one pass over all classes."""
-        features, logits = model.both(network, images.flatten(0, 1))
-        kept = {"features": [features], "logits": [logits], "both": [features, logits]}
-        return [out.reshape(*images.shape[:2], *out.shape[1:]) for out in kept[self.outputs]]
+        stages = [stage.flatten(1) for stage in model.stages(network, images.flatten(0, 1))]
+        features = stages[-1]
+        kept = stages if self.outputs.startswith("stages") else [features]
+        if self.outputs in ("logits", "both", "stages and logits"):
+            kept = [*kept, model.head(network, features)]
+        if self.outputs == "logits":
+            kept = kept[1:]
+        return [out.reshape(*images.shape[:2], -1) for out in kept]
+
+    def emphasis(self, step: int, outputs: int) -> list[float]:
+        """Which outputs count at a step: all, or from the deep end one more with each part."""
+        part = step * outputs // max(self.steps, 1) + 1 if self.deep_first else outputs
+        return [1.0 if at >= outputs - part else 0.0 for at in range(outputs)]
 
     def iterations(
         self, node: Node[Any], start: SyntheticSet, network: Callable[[int], Weights]
@@ -128,9 +220,16 @@ class Matching:
             device=node.device,
         )
 
+        outputs = {"features": 1, "logits": 1, "both": 2}.get(self.outputs)
+        if outputs is None:
+            outputs = stage_count(node.model) + (self.outputs == "stages and logits")
+        every = torch.tensor([self.emphasis(step, outputs) for step in range(self.steps)])
+        every = every.to(node.device)
+
         def make(step: int) -> Iteration:
             only, draws = drawn[step]
-            return Iteration(node.data.take(rows[step]).x, share, network(step), draws, only)
+            real = node.data.take(rows[step]).x
+            return Iteration(real, share, network(step), every[step], draws, only)
 
         return Made(self.steps, make)
 
@@ -144,9 +243,18 @@ def class_means(outputs: Sequence[Tensor], share: Tensor) -> list[Tensor]:
     return means
 
 
-def sum_of_squares(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
-    """Σ of squared differences over outputs, classes and features; a scalar, no mean."""
-    return torch.stack([(a - b).square().sum() for a, b in zip(left, right, strict=True)]).sum()
+def distances(
+    left: Sequence[Tensor], right: Sequence[Tensor], kind: Literal["squared", "norm"]
+) -> Tensor:
+    """[output, class], squared distances (or their roots) summed over features, no mean."""
+    squared = torch.stack([(a - b).square().sum(1) for a, b in zip(left, right, strict=True)])
+    return squared if kind == "squared" else (squared + 1e-12).sqrt()
+
+
+def stage_count(model: Model) -> int:
+    """How many outputs `stages` has; a pass without data tells."""
+    laws = {name: torch.zeros(law.shape, device="meta") for name, law in model.laws().items()}
+    return len(model.evaluating.stages(laws, torch.zeros(1, *model.shape, device="meta")))
 
 
 def real_rows(

@@ -146,15 +146,13 @@ def group_of(name: str, runs: Sequence[Run]) -> Group:
         for score in (SERVER_SCORE, *CLIENT_SCORES)
         if (found := statistic(summary.get(score) for summary in summaries)) is not None
     }
-    kinds = ("accuracy_by_client", "averaged_global_accuracy_by_client", "local_accuracy_by_client")
-    by_client = (_statistics([_table(summary, kind) for summary in summaries]) for kind in kinds)
     return Group(
         setting=setting_of(runs[0]),
         name=name,
         seeds=tuple(_seed(run) for run in runs),
         folders=tuple(str(run.folder) for run in runs),
         scores=scores,
-        targets=next(filter(None, by_client), {}),
+        targets=_statistics([by_test_set(summary) for summary in summaries]),
         floats_per_round=_statistics(
             [_table(summary, "floats_per_round") for summary in summaries]
         ),
@@ -162,6 +160,17 @@ def group_of(name: str, runs: Sequence[Run]) -> Group:
         seconds=statistic(summary.get("seconds") for summary in summaries),
         reported=reported_of(runs[0].recipe),
     )
+
+
+def by_test_set(summary: Mapping[str, Any]) -> Mapping[str, float]:
+    """Accuracy on each test set: the server's model's, or the mean over the clients' models."""
+    if "accuracy_by_client" in summary:
+        return _table(summary, "accuracy_by_client")
+    matrix = _table(summary, "accuracy_matrix")
+    names = matrix.get("test_sets", [])
+    columns = zip(names, zip(*matrix.get("values", []), strict=True), strict=False)
+    known = {name: [v for v in column if v is not None] for name, column in columns}
+    return {name: statistics.fmean(column) for name, column in known.items() if column}
 
 
 def _statistics(tables: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:

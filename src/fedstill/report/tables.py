@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import RunFolderError
 from fedstill.logbook.reader import Run, read_run
-from fedstill.report.amounts import human_bytes, human_floats
+from fedstill.report.amounts import human_bytes
 from fedstill.report.groups import (
     CLIENT_SCORES,
     DIRECTIONS,
@@ -158,6 +158,12 @@ class _Layout:
 
 _REPORTED = "↳ reported"
 _NOTHING = "-"
+_HEADS = {
+    SERVER_SCORE: "average",
+    "averaged_global_accuracy": "global",
+    "inter_accuracy": "inter",
+    "averaged_local_accuracy": "local",
+}
 
 
 class _Fitting:
@@ -185,7 +191,13 @@ class _Fitting:
         from rich.text import Text
 
         heading = Text(title, "bold") if title else None
-        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=heading,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for number in (0, *columns):
             head = Text(fill(self.layout.head[number], 12, break_long_words=False))
             table.add_column(head, justify="right" if number else "left")
@@ -201,14 +213,13 @@ def _laid_out(section: Section) -> _Layout:
     """The cells of a section as text, with the same columns for a terminal and for a page."""
     targets = section.targets
     few = len(targets) <= COLUMNS_FOR_TARGETS
-    scores = [name for name in (SERVER_SCORE, *CLIENT_SCORES) if _any_score(section, name)]
+    scores = _scores(section)
     directions = [name for name in DIRECTIONS if name != "peer" or _any_peers(section)]
     head = [
         "method",
-        "seeds",
-        *(name.replace("_", " ") for name in scores),
-        *(targets if few else ["lowest client", "highest client"]),
-        *(f"floats {name} / round" for name in directions if name != "down"),
+        *([] if _same_seeds(section) else ["seeds"]),
+        *(targets if few else ["lowest", "highest"]),
+        *(_HEADS[name] for name in scores),
         *(f"bytes {name}" for name in directions),
         "seconds",
     ]
@@ -217,10 +228,9 @@ def _laid_out(section: Section) -> _Layout:
         body.append(
             [
                 group.name,
-                _seeds_in_words(group),
-                *(_percent(group.scores.get(name)) for name in scores),
+                *([] if _same_seeds(section) else [_seeds_in_words(group)]),
                 *(_by_target(group, targets) if few else _extremes(group)),
-                *(_amount(group.floats_per_round, d) for d in directions if d != "down"),
+                *(_percent(_score(group, name)) for name in scores),
                 *(_bytes(group.bytes_said, direction) for direction in directions),
                 _NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
             ]
@@ -230,21 +240,24 @@ def _laid_out(section: Section) -> _Layout:
                 sources.append(group.reported.source)
             mark = sources.index(group.reported.source) + 1
             shown = targets if few else ["", ""]
-            cells = ["", *_reported_cells(group.reported, group.main, shown, scores)]
+            cells = [] if _same_seeds(section) else [""]
+            cells += _reported_cells(group.reported, shown, scores)
             body.append([f"{_REPORTED} [{mark}]", *cells, *[""] * (len(head) - 1 - len(cells))])
     return _Layout(head, body, [*_explained(section), *_cited(sources)])
 
 
 def _explained(section: Section) -> list[str]:
-    lines = ["accuracies in percent, mean ± sample standard deviation over seeds"]
+    seeds = f" {_seeds_in_words(section.groups[0])}" if _same_seeds(section) else ""
+    lines = [f"accuracies in percent, mean ± sample standard deviation over seeds{seeds}"]
     if not any(len(group.seeds) > 1 for group in section.groups):
-        lines = ["accuracies in percent, one seed each"]
-    if section.targets and any(SERVER_SCORE not in group.scores for group in section.groups):
+        lines = [f"accuracies in percent, one seed{seeds}"]
+    lines.append("bytes of all rounds, each message counted once, however many hear it")
+    if SERVER_SCORE not in _scores(section):
         lines.append(
-            "where clients keep their own models, a client's column is its model's mean over all "
-            "test sets (over its own where only that was scored)"
+            "where clients keep their own models, a column is the mean of all models on that test "
+            "set; global: every model on every test set; inter: on the others'; local: on its "
+            "own; one common model has one value for all three"
         )
-    lines.append("each message counted once, however many hear it")
     return ["; ".join(lines)]
 
 
@@ -255,8 +268,19 @@ def _cited(sources: Sequence[str]) -> list[str]:
     ]
 
 
-def _any_score(section: Section, name: str) -> bool:
-    return any(name in group.scores for group in section.groups)
+def _scores(section: Section) -> list[str]:
+    """One average where all models are the server's, else the three of clients' models."""
+    found = {name for group in section.groups for name in group.scores}
+    return [name for name in CLIENT_SCORES if name in found] or [SERVER_SCORE]
+
+
+def _score(group: Group, name: str) -> Statistic | None:
+    """A score of a group; a common model is every client's, so its average is each of them."""
+    return group.scores.get(name) or group.scores.get(SERVER_SCORE)
+
+
+def _same_seeds(section: Section) -> bool:
+    return len({group.seeds for group in section.groups}) == 1
 
 
 def _any_peers(section: Section) -> bool:
@@ -275,14 +299,10 @@ def _extremes(group: Group) -> list[str]:
     return [f"{100 * group.targets[name].mean:.2f} ({name})" for name in (ordered[0], ordered[-1])]
 
 
-def _reported_cells(
-    reported: Reported, main: str | None, targets: Sequence[str], scores: Sequence[str]
-) -> list[str]:
-    beside = dict(reported.scores)
-    if reported.average is not None and main is not None:
-        beside.setdefault(main, reported.average)
-    values = [beside.get(name) for name in scores]
-    values += [reported.targets.get(name) for name in targets]
+def _reported_cells(reported: Reported, targets: Sequence[str], scores: Sequence[str]) -> list[str]:
+    values = [reported.targets.get(name) for name in targets]
+    average = reported.scores.get(SERVER_SCORE, reported.average)
+    values += [reported.scores.get(name, average) for name in scores]
     return [_NOTHING if value is None else f"{100 * value:.2f}" for value in values]
 
 
@@ -297,10 +317,6 @@ def _percent(value: Statistic | None) -> str:
         return _NOTHING
     mean = f"{100 * value.mean:.2f}"
     return mean if value.spread is None else f"{mean} ± {100 * value.spread:.2f}"
-
-
-def _amount(amounts: Mapping[str, Statistic], direction: str) -> str:
-    return human_floats(amounts[direction].mean) if direction in amounts else _NOTHING
 
 
 def _bytes(amounts: Mapping[str, Statistic], direction: str) -> str:

@@ -1,0 +1,63 @@
+"""A folder of results worth keeping between runs, by key; no knowledge of what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from fedstill.core.errors import DataError, WireError
+from fedstill.core.records import Record
+from fedstill.wire import codec
+
+R = TypeVar("R", bound=Record)
+
+
+class FolderStore:
+    """One file for each record, named by its key; the record carries its key too.
+
+    A file that is broken, or that carries another key than its name, is refused: somebody put it
+    there, and it is not overwritten.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self.found = 0
+        self.made = 0
+
+    def find(self, key: str, kind: type[R]) -> R | None:
+        """The record of a key, or None."""
+        path = self._path(key)
+        if not path.exists():
+            return None
+        try:
+            record = codec.load(path, kind)
+        except WireError as error:
+            raise DataError(
+                f"{path} is not a {kind.__name__} that fedstill kept ({error}); "
+                "delete it, or choose another folder with run.cache_dir"
+            ) from error
+        if getattr(record, "key", key) != key:
+            raise DataError(
+                f"{path} was made from other data or settings (its key is {record.key[:16]}…); "  # type: ignore[attr-defined]
+                "delete it, or choose another folder with run.cache_dir"
+            )
+        self.found += 1
+        return record
+
+    def keep(self, key: str, record: Record) -> None:
+        """Put a record under its key; a key that is there already stays as it is."""
+        path = self._path(key)
+        if path.exists():
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            codec.save(record, path)
+        except OSError as error:
+            raise DataError(
+                f"cannot keep a result in {self.folder}: {error.strerror or error}; "
+                "choose another folder with run.cache_dir"
+            ) from error
+        self.made += 1
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.safetensors"

@@ -1,0 +1,232 @@
+"""What the command line lists: rows as a table, JSON or Markdown; no options, no files."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.core.errors import FedstillError
+    from fedstill.data import Entry
+
+Row = dict[str, Any]
+NARROWEST = 18  # characters that a column of sentences needs
+
+
+class Form(StrEnum):
+    """How a listing is printed."""
+
+    table = "table"
+    json = "json"
+    markdown = "markdown"
+
+
+def print_json(value: Any) -> None:
+    """Plain values as JSON, on standard output."""
+    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def console() -> Console:
+    """A terminal as wide as it is, or eighty columns where there is none."""
+    from rich.console import Console
+
+    return Console()
+
+
+def print_rows(rows: Sequence[Row], form: Form) -> None:
+    """Rows that share their keys."""
+    if form is Form.json:
+        print_json(rows)
+    elif form is Form.markdown:
+        print(markdown(rows))
+    else:
+        print_table(rows)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    cells = [list(rows[0]), ["---"] * len(rows[0])]
+    cells += [[_cell(value) for value in row.values()] for row in rows]
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """A table for a terminal, or several where one is too wide; nothing is cut off.
+
+    Only the last column is ever broken into lines.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    for names in _fitting(rows, screen.width):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for name in names:
+            side = "right" if isinstance(rows[0][name], int) else "left"
+            fixed = name != list(rows[0])[-1]
+            table.add_column(Text(name), justify=side, no_wrap=fixed)  # type: ignore[arg-type]
+        for row in rows:
+            table.add_row(*(Text(_cell(row[name])) for name in names))
+        screen.print(table)
+
+
+def _fitting(rows: Sequence[Row], width: int) -> list[list[str]]:
+    """The columns in groups that fit, each with the first column before it."""
+    first, *others = list(rows[0])
+    widths = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) for name in rows[0]}
+    if others:
+        widths[others[-1]] = min(widths[others[-1]], NARROWEST)
+    groups = [[first]]
+    for name in others:
+        wider = [*groups[-1], name]
+        if sum(widths[each] + 3 for each in wider) > width and len(wider) > 2:
+            wider = [first, name]
+            groups.append(wider)
+        groups[-1] = wider
+    return groups
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def method_rows(form: Form) -> list[Row]:
+    """Every method with its purpose and paper; in a table the paper is author, place and year."""
+    from fedstill.methods import METHODS
+
+    rows = []
+    for name, kind in METHODS.items():
+        first, *rest = (sys.modules[kind.__module__].__doc__ or "").strip().split("\n")
+        cited = " ".join(" ".join(rest).split())
+        paper = short_citation(cited) if form is Form.table else cited
+        rows.append({"method": name, "paper": paper, "purpose": first.partition(": ")[2]})
+    return rows
+
+
+def short_citation(citation: str) -> str:
+    """`McMahan et al., AISTATS 2017` out of a whole citation; empty where there is no year."""
+    authors, *sentences = citation.split(". ")
+    places = [s.removesuffix(".") for s in sentences if re.search(r"\b(19|20)\d\d\.?$", s)]
+    first, comma, _ = authors.partition(",")
+    return f"{first}{' et al.' if comma else ''}, {places[0]}" if places else ""
+
+
+def data_rows(data_dir: Path | None) -> list[Row]:
+    """Every data set, and whether its files are in the folder."""
+    from fedstill.data import DATASETS
+
+    return [_data_row(name, entry, data_dir) for name, entry in DATASETS.items()]
+
+
+def _data_row(name: str, entry: Entry, data_dir: Path | None) -> Row:
+    missing = [f for f in entry.files if data_dir is None or not (data_dir / f).exists()]
+    states = {"public": "torchvision", "own": "yours"}
+    return {
+        "data": name,
+        "kind": entry.kind,
+        "shape": "x".join(map(str, entry.shape)) if entry.shape else "",
+        "train / test": " / ".join(map(str, entry.counts)) if entry.counts else "",
+        "state": states.get(entry.kind, "needs files" if missing else "ready"),
+        "missing": missing,
+        "what": entry.description,
+    }
+
+
+def print_data(rows: Sequence[Row], data_dir: Path | None) -> None:
+    """The sets that can be used, those of torchvision below, and what is missing."""
+    shown = ("data", "shape", "train / test", "state", "what")
+    near = [{key: row[key] for key in shown} for row in rows if row["state"] != "torchvision"]
+    far = [{key: row[key] for key in shown[:3]} for row in rows if row["state"] == "torchvision"]
+    print_table(near)
+    if data_dir is None:
+        print("needs files: name their folder with --data-dir")
+    for row in rows:
+        if data_dir is not None and row["missing"]:
+            print(f"{row['data']} needs {', '.join(row['missing'])} in {data_dir}")
+    print("\nthrough torchvision, fetched only with data.options.download=true:")
+    print_table(far)
+
+
+def print_method(found: Mapping[str, Any], form: Form) -> None:
+    """A method for a reader: paper, plan, messages, memories, values."""
+    example = found["example"]
+    shape = "x".join(map(str, example["model"]["shape"]))
+    print(found["paper"] + "\n\nplan")
+    print_rows(_plan(found), form)
+    print(
+        f"counted for {example['model']['name']} ({example['model_floats']:,} floats) on {shape}, "
+        f"{example['classes']} classes,\nand a client that holds {example['held']} of them"
+    )
+    if found["messages"]:
+        print("\nwhat travels")
+        print_rows(_travelling(found), form)
+    print("\nwhat is remembered")
+    print_rows(_remembered(found), form)
+    ways = [f"{count:,} {way}" for way, count in found["floats_per_round"].items() if count]
+    print(f"floats a round, each speaker once: {', '.join(ways) or 'none'}")
+    print("\nhyper-parameters")
+    values = [{"name": k, "value": str(v)} for k, v in found["hyper_parameters"].items()]
+    print_rows(values, form)
+    for name, changed in found["presets"].items():
+        print(f"preset={name}: " + ", ".join(f"{k} = {v}" for k, v in changed.items()))
+
+
+def _plan(found: Mapping[str, Any]) -> list[Row]:
+    return [
+        {
+            "when": step["part"],
+            "who": step["at"],
+            "step": step["name"],
+            "reads": step["reads"],
+            "sends": step["sends"] and step["sends"]["name"],
+            "what": step["purpose"],
+        }
+        for step in found["steps"]
+    ]
+
+
+def _travelling(found: Mapping[str, Any]) -> list[Row]:
+    return [
+        {
+            "message": message["name"],
+            "way": message["direction"],
+            "field": name,
+            "floats": field["floats"],
+            "bytes": field["bytes"],
+            "type": field["type"],
+        }
+        for message in found["messages"]
+        for name, field in message["fields"].items()
+    ]
+
+
+def _remembered(found: Mapping[str, Any]) -> list[Row]:
+    rows = []
+    for place, memory in found["memories"].items():
+        fields = memory["fields"] if memory else {"nothing": {"floats": None, "type": ""}}
+        rows += [
+            {"who": place, "what": name, "floats": field["floats"], "type": field["type"]}
+            for name, field in fields.items()
+        ]
+    return rows
+
+
+def refusal(error: FedstillError) -> str:
+    """The message of an error; several faults stand in a list."""
+    faults = getattr(error, "faults", [])
+    if len(faults) < 2:
+        return f"fedstill: {error}"
+    return "\n".join([f"fedstill: {len(faults)} faults", *(f"  - {line}" for line in faults)])

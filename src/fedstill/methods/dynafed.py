@@ -1,0 +1,179 @@
+"""DynaFed: FedAvg whose server distils its own path into a set and fine-tunes on it.
+
+Pi, Zhang, Chen, Gu, Chen, Qiu, Yang, Zhang, Chen. DynaFed: Tackling Client Data Heterogeneity with
+Global Dynamics. CVPR 2023. Algorithm 1, equations 3 to 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedstill.core import Adam, Inbox, Made, Model, Node, Weights, algebra, at_server, minimize
+from fedstill.core.optim import PerEntry
+from fedstill.core.ranges import Count, Positive, Whole
+from fedstill.methods import fedavg
+from fedstill.methods.fedavg import FedAvg, Up
+from fedstill.parts import augment
+from fedstill.parts.augment import Draws
+from fedstill.parts.losses import soft_cross_entropy
+from fedstill.parts.matching import path_distance, slope
+from fedstill.parts.synthesis import augmentations, image_size, strategy_faults
+
+
+class Global(fedavg.Global):
+    """What the server remembers."""
+
+    path: tuple[Weights, ...]  # its own weights, round by round, until they are distilled
+    images: Tensor | None  # [image, ...]
+    labels: Tensor | None  # [image, class], logits of soft labels
+
+
+class Stretch(NamedTuple):
+    """One iteration of trajectory matching: where to start, where to come to."""
+
+    start: Weights
+    target: Weights
+    draws: tuple[Draws, ...]  # one for each inner step
+    only: tuple[str, ...]
+
+
+class Soft(NamedTuple):
+    """A batch of synthetic images with soft labels, for fine-tuning."""
+
+    x: Tensor
+    y: Tensor  # [image, class], logits
+    draws: Draws
+    only: str
+
+
+@dataclass(frozen=True)
+class DynaFed(FedAvg):
+    """After `path_rounds` rounds the path becomes a synthetic set; later rounds end on it."""
+
+    path_rounds: Count = 25
+    per_class: Count = 15
+    synthesis_steps: Count = 3000
+    image_lr: Positive = 0.05
+    label_lr: Positive = 0.01
+    rate_lr: Positive = 1e-5
+    first_rate: Positive = 0.04
+    expert_steps: Count = 3  # s, rounds between start and target
+    latest_start: Count = 50
+    inner_steps: Count = 20
+    tune_epochs: Whole = 20  # none leaves FedAvg
+    tune_lr: Positive = 1e-4
+    tune_batch: Count = 256
+    augmentation: str = augment.DEFAULT
+
+    def faults(self) -> Sequence[str]:
+        found = strategy_faults("augmentation", self.augmentation)
+        if self.path_rounds < self.expert_steps:
+            found.append("path_rounds must be at least expert_steps")
+        return found
+
+    def server_state(self, server: Node[Any]) -> Global:
+        weights = super().server_state(server).weights
+        return Global(weights, (weights,), None, None)
+
+    @at_server
+    async def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """Take the mean; distil the path once it is long enough; then fine-tune every round."""
+        ups = list(inbox.values())
+        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
+        state = server.state
+        images, labels, path = state.images, state.labels, state.path
+        if images is None and self.tune_epochs:
+            path = (*path, mean)
+            if len(path) > self.path_rounds:
+                images, labels = await self.distilled(server, path)
+                path = ()
+        if images is not None and labels is not None:
+            mean = await self.tuned(server, mean, images, labels)
+        server.state = Global(mean, path, images, labels)
+
+    async def distilled(
+        self, server: Node[Global], path: tuple[Weights, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Images and soft labels that lead along the path, from noise and equal logits."""
+        count = self.per_class * server.model.classes
+        start = {
+            "images": server.noise("images", count, *server.model.shape),
+            "labels": torch.zeros(count, server.model.classes, device=server.device),
+            "rate": torch.tensor(self.first_rate, device=server.device),
+        }
+        optimizer = PerEntry(
+            (("images", Adam(self.image_lr)), ("labels", Adam(self.label_lr)),
+             ("rate", Adam(self.rate_lr)))
+        )  # fmt: skip
+        found = await minimize(
+            self.off_the_path, server.model, start, self.stretches(server, path), optimizer
+        )
+        return found["images"], found["labels"]
+
+    def stretches(self, server: Node[Global], path: tuple[Weights, ...]) -> Made[Stretch]:
+        """Random stretches of the path, with an augmentation for each inner step."""
+        last = min(self.latest_start, len(path) - self.expert_steps - 1)
+        places = torch.randint(
+            last + 1, (self.synthesis_steps,), generator=server.rng("stretches")
+        ).tolist()
+        drawn = augmentations(
+            server.rng("operations"), server.rng("augmentation"), self.augmentation,
+            self.synthesis_steps * self.inner_steps, groups=1, image=image_size(server.model),
+            device=server.device,
+        )  # fmt: skip
+
+        def make(step: int) -> Stretch:
+            begin = places[step]
+            mine = drawn[step * self.inner_steps : (step + 1) * self.inner_steps]
+            return Stretch(
+                path[begin], path[begin + self.expert_steps],
+                tuple(draws for _, draws in mine), tuple(only for only, _ in mine),
+            )  # fmt: skip
+
+        return Made(self.synthesis_steps, make)
+
+    def off_the_path(self, model: Model, value: dict[str, Tensor], batch: Stretch) -> Tensor:
+        """Equation 4: how far the set leads from the target, by the way to be gone."""
+        still, weights = model.evaluating, dict(batch.start)
+        for draws, only in zip(batch.draws, batch.only, strict=True):
+            x = augment.apply(value["images"].unsqueeze(0), draws, only=only).squeeze(0)
+            targets = value["labels"].softmax(1)
+
+            def loss(w: Weights, x: Tensor = x, targets: Tensor = targets) -> Tensor:
+                return soft_cross_entropy(still(w, x), targets)
+
+            step = algebra.scale(slope(loss, weights), value["rate"])
+            weights = {**weights, **algebra.sub(algebra.parameters(weights), step)}
+        return path_distance(weights, batch.target, batch.start)
+
+    async def tuned(
+        self, server: Node[Global], start: Weights, images: Tensor, labels: Tensor
+    ) -> Weights:
+        """Fine-tune the mean on the set."""
+        rng, size = server.rng("order"), self.tune_batch
+        rows = [
+            row.to(server.device)
+            for _ in range(self.tune_epochs)
+            for row in torch.split(torch.randperm(len(images), generator=rng), size)
+        ]
+        drawn = augmentations(
+            server.rng("operations"), server.rng("augmentation"), self.augmentation, len(rows),
+            groups=1, image=image_size(server.model), device=server.device,
+        )  # fmt: skip
+
+        def make(step: int) -> Soft:
+            only, draws = drawn[step]
+            return Soft(images[rows[step]], labels[rows[step]], draws, only)
+
+        batches = Made(len(rows), make)
+        return await minimize(self.soft_objective, server.model, start, batches, Adam(self.tune_lr))
+
+    def soft_objective(self, model: Model, weights: Weights, batch: Soft) -> Tensor:
+        """Cross-entropy with soft labels on augmented images."""
+        x = augment.apply(batch.x.unsqueeze(0), batch.draws, only=batch.only).squeeze(0)
+        return soft_cross_entropy(model(weights, x), batch.y.softmax(1))

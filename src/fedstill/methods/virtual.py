@@ -1,0 +1,60 @@
+"""Virtual data: every client distils its examples once; other methods then train on the result.
+
+The warm-up of FedLGD (Huang et al., TMLR 2024, section 3.2), by which its tables train every
+method on the same small sets. Chosen in a recipe by a table `data.virtual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Never
+
+from torch import Tensor
+
+from fedstill.core import Inbox, Method, Node, Place, State, Step, at_clients
+from fedstill.core.ranges import Count, Fraction, Positive
+from fedstill.parts import augment
+from fedstill.parts.synthesis import Matching, Start, SyntheticSet, strategy_faults, warmed_up
+
+
+class Own(State):
+    """What a client remembers."""
+
+    images: Tensor  # [class, image, ...]
+    share: Tensor  # [class, image]
+    classes: Tensor  # [class]
+
+    def as_set(self) -> SyntheticSet:
+        return SyntheticSet(self.images, self.share, self.classes)
+
+
+@dataclass(frozen=True)
+class Virtual(Method):
+    """Warm-up by distribution matching under random networks."""
+
+    scored: ClassVar[Place] = Place.CLIENTS
+
+    per_class: Count = 10
+    warm_up_steps: Count = 10_000
+    start: Start = "statistics"
+    pixel_lr: Positive = 1.0
+    pixel_momentum: Fraction = 0.5
+    real_batch: Count = 256
+    augmentation: str = augment.DEFAULT
+
+    def faults(self) -> Sequence[str]:
+        return strategy_faults("augmentation", self.augmentation)
+
+    def before(self) -> Sequence[Step]:
+        return [self.warm_up]
+
+    @at_clients
+    async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:
+        """Distil the own examples under random networks."""
+        client.state = Own(*await warmed_up(client, self.warming, self.start, self.per_class))
+
+    @property
+    def warming(self) -> Matching:
+        return Matching(self.warm_up_steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
+                        self.augmentation)  # fmt: skip

@@ -1,0 +1,62 @@
+"""Losses as functions, reductions written out; nothing is held."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def supervised_contrastive(
+    features: Tensor,  # [row, feature]
+    labels: Tensor,  # [row]
+    *,
+    temperature: float = 0.07,
+) -> Tensor:
+    """Khosla et al. 2020, with normalised features; the mean over all rows.
+
+    A row without a partner of its class contributes zero and still counts in the mean.
+    """
+    unit = F.normalize(features, dim=1)
+    alike = unit @ unit.T / temperature  # [row, row]
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    alike = alike - alike.detach().amax(1, keepdim=True)
+    others = alike.masked_fill(itself, float("-inf"))
+    log_share = alike - torch.logsumexp(others, 1, keepdim=True)
+    partners = (labels.unsqueeze(0) == labels.unsqueeze(1)) & ~itself
+    count = partners.sum(1)
+    per_row = -(log_share * partners).sum(1) / count.clamp(min=1)
+    return per_row.mean()
+
+
+def mmd(left: Tensor, right: Tensor, *, kernels: int = 5) -> Tensor:
+    """Squared maximum mean discrepancy with a family of RBF kernels.
+
+    The middle bandwidth is the mean squared distance over all pairs of the joined rows; the
+    others are it times powers of two.
+    """
+    rows = torch.cat([left, right])  # [row, feature]
+    squared = (rows.unsqueeze(0) - rows.unsqueeze(1)).square().sum(2)
+    pairs = max(len(rows) * (len(rows) - 1), 1)
+    base = squared.detach().sum() / pairs / 2 ** (kernels // 2)
+    widths = base.clamp(min=1e-12) * 2.0 ** torch.arange(kernels, device=rows.device)
+    kernel = torch.exp(-squared.unsqueeze(0) / widths.reshape(-1, 1, 1)).sum(0)
+    n = len(left)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+
+
+def class_mmd(
+    left: Tensor, left_labels: Tensor, right: Tensor, right_labels: Tensor, *, classes: int
+) -> Tensor:
+    """Σ over classes of the squared distance between the two class means; absent classes skip."""
+    one = F.one_hot(left_labels, classes).to(left)  # [row, class]
+    other = F.one_hot(right_labels, classes).to(right)
+    both = ((one.sum(0) > 0) & (other.sum(0) > 0)).to(left)
+    means = one.T @ left / one.sum(0).clamp(min=1).unsqueeze(1)
+    theirs = other.T @ right / other.sum(0).clamp(min=1).unsqueeze(1)
+    return ((means - theirs).square().sum(1) * both).sum()
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """-mean over rows and classes of target · log softmax(logits), as DynaFed's code has it."""
+    return -(targets * F.log_softmax(logits, 1)).mean()

@@ -1,0 +1,48 @@
+"""Distances between gradients and between paths of weights; no optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedstill.core import algebra
+from fedstill.core.records import Weights
+
+_EPS = 1e-6
+
+
+def gradient_distance(left: Weights, right: Weights) -> Tensor:
+    """Σ over layers and output rows of 1 - cosine; one-dimensional tensors contribute nothing.
+
+    A row of a convolution is [in · kernel · kernel], of a linear layer [in]. The distance does
+    not change when a row is scaled, so a difference of weights may stand for a gradient.
+    """
+    terms = []
+    for name, tensor in left.items():
+        if tensor.dim() < 2:
+            continue
+        a, b = tensor.flatten(1), right[name].flatten(1)
+        dots = (a * b).sum(1)
+        # The norm of a zero row has no slope; a tiny number under the root gives it one.
+        lengths = (a.square().sum(1) + 1e-24).sqrt() * (b.square().sum(1) + 1e-24).sqrt()
+        terms.append((1 - dots / (lengths + _EPS)).sum())
+    return torch.stack(terms).sum()
+
+
+def squared_distance(left: Weights, right: Weights) -> Tensor:
+    """Σ of squared differences over all trainable entries."""
+    return algebra.square(algebra.sub(algebra.parameters(left), algebra.parameters(right)))
+
+
+def slope(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
+    """The gradient of a loss with respect to trainable weights, itself differentiable."""
+    moving = algebra.parameters(weights)
+    found: Weights = torch.func.grad(lambda moved: loss({**weights, **moved}))(moving)
+    return found
+
+
+def path_distance(reached: Weights, target: Weights, start: Weights) -> Tensor:
+    """||reached - target||² / ||start - target||², over trainable entries (trajectory matching)."""
+    return squared_distance(reached, target) / (squared_distance(start, target) + 1e-12)

@@ -1,0 +1,134 @@
+"""Algebra: laws of means and products, and what integers keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.core import algebra
+from fedstill.core.records import Weights
+from fedstill.core.seeds import generator
+
+laws = settings(max_examples=30, deadline=None, derandomize=True)
+names = st.integers(0, 10_000)
+shares = st.lists(st.floats(0.1, 100), min_size=1, max_size=5)
+
+
+def weights(name: int, rows: int = 3) -> Weights:
+    rng = generator(0, "algebra", name)
+    return {
+        "layer.weight": torch.randn(rows, 2, generator=rng, dtype=torch.float64),
+        "norm.running_mean": torch.randn(rows, generator=rng, dtype=torch.float64),
+        "norm.num_batches_tracked": torch.tensor(name),
+    }
+
+
+def close(left: Weights, right: Weights) -> bool:
+    return all(torch.allclose(left[n], right[n], rtol=1e-12, atol=1e-12) for n in left)
+
+
+@laws
+@given(name=names, shares=shares)
+def test_the_mean_of_equal_things_is_the_thing(name: int, shares: list[float]) -> None:
+    assert close(algebra.mean([weights(name)] * len(shares), shares), weights(name))
+
+
+@laws
+@given(name=names, shares=shares, factor=st.floats(-3, 3))
+def test_the_mean_is_linear(name: int, shares: list[float], factor: float) -> None:
+    left = [weights(name + i) for i in range(len(shares))]
+    right = [weights(name + 100 + i) for i in range(len(shares))]
+    together = algebra.mean(
+        [algebra.add(a, b, factor) for a, b in zip(left, right, strict=True)], shares
+    )
+    apart = algebra.add(algebra.mean(left, shares), algebra.mean(right, shares), factor)
+    assert close(together, apart)
+
+
+@laws
+@given(name=names, shares=shares, factor=st.floats(0.01, 100))
+def test_only_the_proportions_of_shares_matter(
+    name: int, shares: list[float], factor: float
+) -> None:
+    items = [weights(name + i) for i in range(len(shares))]
+    larger = [factor * share for share in shares]
+    plain, scaled = algebra.mean(items, shares), algebra.mean(items, larger)
+    assert close(plain, scaled)
+
+
+@laws
+@given(name=names, factor=st.floats(-3, 3))
+def test_the_dot_product_is_symmetric_and_linear(name: int, factor: float) -> None:
+    a, b, c = weights(name), weights(name + 1), weights(name + 2)
+    assert float(algebra.dot(a, b)) == pytest.approx(float(algebra.dot(b, a)))
+    expected = float(algebra.dot(a, b)) + factor * float(algebra.dot(a, c))
+    assert float(algebra.dot(a, algebra.add(b, c, factor))) == pytest.approx(expected, abs=1e-9)
+
+
+@laws
+@given(name=names)
+def test_a_square_is_a_thing_times_itself(name: int) -> None:
+    assert float(algebra.square(weights(name))) == pytest.approx(
+        float(algebra.dot(weights(name), weights(name)))
+    )
+
+
+@laws
+@given(name=names)
+def test_subtracting_what_was_added_gives_the_start(name: int) -> None:
+    a, b = weights(name), weights(name + 1)
+    assert close(algebra.sub(algebra.add(a, b), b), a)
+
+
+def test_a_weighted_mean_by_hand() -> None:
+    items = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([5.0, 8.0])}]
+    assert algebra.mean(items, [3, 1])["w"].tolist() == [(3 * 1 + 5) / 4, 8 / 4]
+    assert algebra.mean(items)["w"].tolist() == [3, 4]
+
+
+def test_products_by_hand() -> None:
+    left = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]])}
+    right = {"a": torch.tensor([4.0, 5.0]), "b": torch.tensor([[-6.0]])}
+    assert float(algebra.dot(left, right)) == 1 * 4 + 2 * 5 - 3 * 6
+    assert float(algebra.square(left)) == 1 + 4 + 9
+
+
+def test_whole_numbers_are_taken_from_the_first_and_never_mixed() -> None:
+    first, second = weights(4), weights(9)
+    counted = "norm.num_batches_tracked"
+    for made in (
+        algebra.mean([first, second]),
+        algebra.add(first, second),
+        algebra.sub(first, second),
+        algebra.scale(first, 0.5),
+    ):
+        assert made[counted] == 4
+        assert made[counted].dtype == torch.long
+    assert algebra.square({"w": torch.tensor([2.0]), "n": torch.tensor([100])}) == 4
+
+
+def test_a_mean_of_nothing_or_with_no_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match="a mean needs items"):
+        algebra.mean([])
+    with pytest.raises(ValueError, match=r"got \[0.0, 0.0\]"):
+        algebra.mean([weights(0), weights(1)], [0, 0])
+
+
+def test_zeros_have_the_same_shapes_and_kinds() -> None:
+    nothing = algebra.zeros(weights(3))
+    assert all(not tensor.any() for tensor in nothing.values())
+    assert {n: t.shape for n, t in nothing.items()} == {n: t.shape for n, t in weights(3).items()}
+
+
+def test_the_trainable_part_leaves_statistics_out() -> None:
+    assert list(algebra.parameters(weights(0))) == ["layer.weight"]
+
+
+def test_nothing_given_is_written_into() -> None:
+    first, second = weights(1), weights(2)
+    algebra.mean([first, second], [1, 2])
+    algebra.add(first, second)
+    algebra.scale(first, 3.0)
+    assert all(torch.equal(first[n], weights(1)[n]) for n in first)

@@ -1,0 +1,155 @@
+"""Loops: minimize describes what an engine runs; the numbers are those of the recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import SGD, Batch, Model, Weights, minimize
+from fedstill.core.loop import Descent
+from fedstill.models import MLP, ConvNet
+from worlds import finished
+
+MODEL = MLP((1,), 2, hidden=())
+
+
+def parabola(model: Model, value: Tensor, batch: Tensor) -> Tensor:
+    """½ (value - batch)²"""
+    return (value - batch).square().sum() / 2
+
+
+def test_minimising_a_parabola_halves_the_distance_at_every_step() -> None:
+    batches = [torch.tensor(8.0)] * 3
+    reached = finished(minimize(parabola, MODEL, torch.tensor(0.0), batches, SGD(0.5)))
+    assert float(reached) == 8 - 8 / 2**3
+
+
+def test_momentum_is_carried_from_step_to_step() -> None:
+    batches = [torch.tensor(0.0)] * 2
+    reached = finished(minimize(parabola, MODEL, torch.tensor(1.0), batches, SGD(0.1, 0.5)))
+    first = 1 - 0.1 * 1
+    assert float(reached) == pytest.approx(first - 0.1 * (0.5 * 1 + first))
+
+
+def test_without_batches_the_start_is_the_result() -> None:
+    start = torch.tensor(3.0)
+    assert finished(minimize(parabola, MODEL, start, [], SGD(0.5))) is start
+
+
+def test_the_start_is_not_written_into() -> None:
+    start = {"w": torch.tensor(3.0)}
+
+    def objective(model: Model, value: Weights, batch: Tensor) -> Tensor:
+        return value["w"] * batch
+
+    reached = finished(minimize(objective, MODEL, start, [torch.tensor(1.0)], SGD(0.5)))
+    assert (float(start["w"]), float(reached["w"])) == (3.0, 2.5)
+
+
+def test_what_is_given_reaches_the_objective_by_name() -> None:
+    def objective(
+        model: Model, value: Tensor, batch: Tensor, slope: float, shift: Tensor
+    ) -> Tensor:
+        return value * (slope + shift + batch)
+
+    steps = minimize(
+        objective, MODEL, torch.tensor(0.0), [torch.tensor(1.0)], SGD(1.0),
+        slope=10.0, shift=torch.tensor(100.0),
+    )  # fmt: skip
+    assert float(finished(steps)) == -(10 + 100 + 1)
+
+
+def test_the_projection_is_applied_after_every_step() -> None:
+    def capped(value: Tensor, limit: float) -> Tensor:
+        return value.clamp(max=limit)
+
+    def objective(model: Model, value: Tensor, batch: Tensor, limit: float) -> Tensor:
+        return -batch * value
+
+    # 0 + 3 is capped to 2, then 2 - 1 = 1; capped once at the end it would be 3 - 1 = 2.
+    batches = [torch.tensor(3.0), torch.tensor(-1.0)]
+    steps = minimize(
+        objective, MODEL, torch.tensor(0.0), batches, SGD(1.0), project=capped, limit=2.0
+    )
+    assert float(finished(steps)) == 1
+
+
+def test_any_dict_of_tensors_can_be_optimised_and_keeps_its_order() -> None:
+    def objective(model: Model, value: dict[str, Tensor], batch: Tensor) -> Tensor:
+        return 2 * value["b"].sum() + 3 * value["a"].sum()
+
+    start = {"b": torch.zeros(2), "a": torch.zeros(1)}
+    reached = finished(minimize(objective, MODEL, start, [torch.tensor(0.0)], SGD(1.0)))
+    assert list(reached) == ["b", "a"]
+    assert (reached["b"].tolist(), reached["a"].tolist()) == ([-2, -2], [-3])
+
+
+def picture_loss(model: Model, weights: Weights, batch: Batch) -> Tensor:
+    return cross_entropy(model(weights, batch.x), batch.y)
+
+
+def test_statistics_are_carried_and_not_optimised() -> None:
+    model = ConvNet((1, 4, 4), 2, depth=1, width=2, norm="batch")
+    start = model.init(0)
+    x = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    batch = Batch(x, torch.tensor([0, 1] * 3))
+    optimizer = SGD(0.1, momentum=0.9, weight_decay=0.5)
+    steps = minimize(picture_loss, model, start, [batch], optimizer)
+    reached = finished(steps)
+    seen = torch.nn.functional.conv2d(x, start["conv0.weight"], start["conv0.bias"], padding=1)
+    mean, var = seen.mean((0, 2, 3)), seen.var((0, 2, 3))
+    assert torch.allclose(reached["norm0.running_mean"], 0.9 * 0 + 0.1 * mean)
+    assert torch.allclose(reached["norm0.running_var"], 0.9 * 1 + 0.1 * var)
+    assert list(reached) == list(start)
+    assert not torch.equal(reached["norm0.weight"], start["norm0.weight"])
+
+
+def test_statistics_that_nothing_renews_stay_as_they_are() -> None:
+    def still(model: Model, weights: Weights, batch: Batch) -> Tensor:
+        return picture_loss(model.evaluating, weights, batch)
+
+    model = ConvNet((1, 4, 4), 2, depth=1, width=2, norm="batch")
+    start = {**model.init(0), "norm0.num_batches_tracked": torch.tensor(5)}
+    batch = Batch(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))
+    optimizer = SGD(0.1, weight_decay=0.5)
+    reached = finished(minimize(still, model, start, [batch] * 2, optimizer))
+    for name in ("norm0.running_mean", "norm0.running_var", "norm0.num_batches_tracked"):
+        assert torch.equal(reached[name], start[name])
+    assert not torch.equal(reached["norm0.weight"], start["norm0.weight"])
+
+
+def test_the_model_is_in_training_mode_inside_a_loop_only() -> None:
+    modes = []
+
+    def objective(model: Model, value: Tensor, batch: Tensor) -> Tensor:
+        modes.append((model.training, model.evaluating.training))
+        return value.sum()
+
+    finished(minimize(objective, MODEL, torch.tensor(0.0), [torch.tensor(0.0)], SGD(1.0)))
+    assert modes == [(True, False)]
+    assert not MODEL.training
+
+
+@dataclass(frozen=True)
+class Owner:
+    rate: float
+
+    def objective(self, model: Model, value: Tensor, batch: Tensor) -> Tensor:
+        return self.rate * value.sum()
+
+
+def test_loops_of_equal_owners_do_the_same() -> None:
+    def described(rate: float, model: Model = MODEL, lr: float = 0.1) -> Descent:
+        return Descent(Owner(rate).objective, model, SGD(lr))
+
+    same: Sequence[Descent] = [described(1.0), described(1.0)]
+    assert same[0] == same[1] and hash(same[0]) == hash(same[1])
+    wider = MLP((2,), 2, hidden=())
+    others = [described(2.0), described(1.0, wider), described(1.0, lr=0.2)]
+    assert all(same[0] != other for other in others)
+    assert same[0] != Descent(Owner(1.0).objective, MODEL, SGD(0.1), project=abs)

@@ -1,0 +1,207 @@
+"""Method: the protocol is checked when the object is made, and the object never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, Literal, Never
+
+import pytest
+from torch import Tensor
+
+from fedstill.core import (
+    Addressed,
+    Inbox,
+    Message,
+    Method,
+    Node,
+    Place,
+    State,
+    Step,
+    at_clients,
+    at_server,
+)
+from fedstill.core.errors import BadValue, ProtocolError
+from fedstill.core.ranges import Count, Positive
+
+
+class Memory(State):
+    weights: Tensor
+
+
+class Down(Message):
+    number: int
+
+
+class Up(Message):
+    number: int
+
+
+class LongUp(Up):
+    more: int
+
+
+@dataclass(frozen=True)
+class Talk(Method):
+    """A server speaks and clients answer."""
+
+    lr: Positive = 0.1
+    count: Count = 2
+    kind: Literal["loud", "quiet"] = "loud"
+
+    def faults(self) -> Sequence[str]:
+        return ["count must be even"] if self.count % 2 else ()
+
+    def each_round(self) -> Sequence[Any]:
+        return [self.speak, self.answer, self.hear]
+
+    @at_server
+    def speak(self, server: Node[Memory], inbox: Inbox[Never]) -> Addressed[Down]:
+        """Say a number to each.
+
+        And no more than that.
+        """
+        return Addressed()
+
+    @at_clients
+    async def answer(self, client: Node[None], inbox: Inbox[Down]) -> LongUp | None:
+        """Say one back."""
+        return None
+
+    @at_server
+    def hear(self, server: Node[Memory], inbox: Inbox[Up]) -> None:
+        """Keep quiet."""
+
+    @at_clients
+    def unhinted(self, client, inbox):  # type: ignore[no-untyped-def]
+        return None
+
+    @at_clients
+    def half_hinted(self, client, inbox) -> Up:  # type: ignore[no-untyped-def]
+        return Up(1)
+
+    @at_clients
+    def wordy(self, client: Node[None], inbox: Inbox[Never]) -> str:
+        return ""
+
+    @at_clients
+    def crowded(self, client: Node[None], inbox: Inbox[Never], more: int) -> None:
+        return None
+
+    def plain(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        return None
+
+
+def planned(part: str, *names: str) -> type[Talk]:
+    """A talk whose plan is these steps in this part, and nothing else."""
+    plan = {"before": (), "each_round": (), "after": (), part: names}
+
+    def steps(of: str) -> Any:
+        return lambda self: [getattr(self, name) for name in plan[of]]
+
+    made = type("Planned", (Talk,), {of: steps(of) for of in plan})
+    return dataclass(frozen=True)(made)
+
+
+def test_hints_are_the_wire_format() -> None:
+    speak, answer, hear = Talk().each_round()
+    assert (speak.reads, answer.reads, hear.reads) == (None, Down, Up)
+    assert (speak.sends, answer.sends, hear.sends) == (Down, LongUp, None)
+    assert (speak.remembers, answer.remembers, hear.remembers) == (Memory, None, Memory)
+    assert (speak.place, answer.place) == (Place.SERVER, Place.CLIENTS)
+
+
+def test_a_step_knows_its_name_its_purpose_and_its_method() -> None:
+    step = Talk(lr=0.5).speak
+    assert (step.title, step.purpose) == ("Talk.speak", "Say a number to each.")
+    assert step.method == Talk(lr=0.5)
+
+
+def test_a_step_is_called_with_node_and_inbox_alone() -> None:
+    assert Talk().hear(None, Inbox()) is None
+
+
+def test_a_step_may_read_a_simpler_message_than_is_sent() -> None:
+    assert issubclass(LongUp, Up)
+    planned("each_round", "speak", "answer", "hear")()
+
+
+def test_a_step_may_ignore_what_the_step_before_it_sends() -> None:
+    planned("each_round", "speak", "speak")()
+
+
+def test_a_step_that_reads_another_message_is_refused_with_both_names() -> None:
+    with pytest.raises(ProtocolError) as error:
+        planned("each_round", "speak", "hear")()
+    assert str(error.value) == ("Planned.hear reads Up, but the step before it, speak, sends Down")
+
+
+def test_a_step_that_reads_after_a_silent_one_is_refused_with_both_names() -> None:
+    with pytest.raises(ProtocolError) as error:
+        planned("each_round", "speak", "answer", "hear", "answer")()
+    assert str(error.value) == (
+        "Planned.answer reads Down, but the step before it, hear, sends nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"), [("before", "before"), ("each_round", "each round"), ("after", "after")]
+)
+def test_the_first_step_of_a_part_may_read_nothing(part: str, said: str) -> None:
+    with pytest.raises(ProtocolError) as error:
+        planned(part, "answer", "hear")()
+    assert str(error.value) == (
+        f"Planned.answer reads Down, but it is the first step {said} and nothing is delivered to it"
+    )
+
+
+def test_a_method_without_steps_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="Planned has no steps"):
+        planned("each_round")()
+
+
+@pytest.mark.parametrize("name", ["unhinted", "half_hinted", "crowded"])
+def test_a_step_without_every_hint_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError) as error:
+        planned("each_round", name)()
+    assert str(error.value).startswith(f"Planned.{name} must be written (self, node: Node[...]")
+
+
+def test_a_step_that_returns_something_else_than_a_message_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"Planned.wordy returns <class 'str'>.*not a Message"):
+        planned("each_round", "wordy")()
+
+
+def test_a_function_that_was_not_marked_is_not_a_step() -> None:
+    with pytest.raises(ProtocolError, match=r"is not a step: mark it @at_server or @at_clients"):
+        planned("each_round", "plain")()
+
+
+def test_all_values_out_of_range_are_reported_at_once() -> None:
+    with pytest.raises(BadValue) as error:
+        Talk(lr=-1, count=-3, kind="soft")  # type: ignore[arg-type]
+    assert error.value.faults == [
+        "Talk: lr = -1: must be above 0",
+        "Talk: count = -3: must be at least 1",
+        "Talk: kind = 'soft': unknown choice 'soft'; known: loud, quiet",
+        "Talk: count must be even",
+    ]
+
+
+def test_a_method_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Talk().lr = 1.0  # type: ignore[misc]
+
+
+def test_methods_of_equal_values_are_equal_and_found_in_a_table() -> None:
+    assert Talk(lr=0.2) == Talk(lr=0.2) != Talk(lr=0.3)
+    assert {Talk(): 1}[Talk()] == 1
+    assert Talk().speak == Talk().speak
+    assert Talk().speak != Talk(lr=0.3).speak
+    assert len({Talk().speak, Talk().speak, Talk().hear}) == 2
+    assert isinstance(Talk().speak, Step)
+
+
+def test_a_method_that_says_nothing_else_shows_no_examples_and_is_scored_at_the_server() -> None:
+    assert not Talk().sends_examples
+    assert Talk.scored is Place.SERVER

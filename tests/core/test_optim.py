@@ -1,0 +1,92 @@
+"""Optimisers: the framework's own, step for step, and the first steps by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstill.core.optim import SGD, Adam, Optimizer
+from fedstill.core.records import Weights
+from fedstill.core.seeds import generator
+
+CURVATURE = torch.tensor([[1.0, 3.0], [0.2, 5.0]])
+
+
+def start() -> Weights:
+    rng = generator(0, "optim")
+    return {"a": torch.randn(2, 2, generator=rng), "b": torch.randn(2, generator=rng)}
+
+
+def slope(value: Weights) -> Weights:
+    """Gradient of ½ Σ curvature · a² + Σ b³/3."""
+    return {"a": CURVATURE * value["a"], "b": value["b"] ** 2}
+
+
+def ours(optimizer: Optimizer, steps: int = 5) -> Weights:
+    value = start()
+    memory = optimizer.start(value)
+    for _ in range(steps):
+        value, memory = optimizer.step(value, slope(value), memory)
+    return value
+
+
+def theirs(kind: type[torch.optim.Optimizer], steps: int = 5, **options: object) -> Weights:
+    value = {name: torch.nn.Parameter(tensor) for name, tensor in start().items()}
+    optimizer = kind(value.values(), **options)  # type: ignore[call-arg]
+    for _ in range(steps):
+        for name, gradient in slope({n: p.detach() for n, p in value.items()}).items():
+            value[name].grad = gradient
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in value.items()}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd_goes_where_the_frameworks_goes(momentum: float, weight_decay: float) -> None:
+    expected = theirs(torch.optim.SGD, lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    made = ours(SGD(0.1, momentum, weight_decay))
+    assert all(torch.allclose(made[n], expected[n], rtol=1e-6, atol=1e-7) for n in expected)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9)])
+def test_adam_goes_where_the_frameworks_goes(
+    betas: tuple[float, float], weight_decay: float
+) -> None:
+    expected = theirs(torch.optim.Adam, lr=0.05, betas=betas, eps=1e-4, weight_decay=weight_decay)
+    made = ours(Adam(0.05, betas, 1e-4, weight_decay))
+    assert all(torch.allclose(made[n], expected[n], rtol=1e-5, atol=1e-6) for n in expected)
+
+
+def test_two_steps_of_momentum_by_hand() -> None:
+    optimizer, value = SGD(0.1, momentum=0.5), torch.tensor(1.0)
+    value, memory = optimizer.step(value, torch.tensor(2.0), optimizer.start(value))
+    value, _ = optimizer.step(value, torch.tensor(4.0), memory)
+    assert float(value) == pytest.approx(1 - 0.1 * 2 - 0.1 * (0.5 * 2 + 4))
+
+
+def test_the_first_step_of_adam_is_the_rate_whatever_the_gradient() -> None:
+    for gradient in (0.001, 1000.0):
+        optimizer, value = Adam(0.1, eps=0.0), torch.tensor(1.0)
+        value, _ = optimizer.step(value, torch.tensor(gradient), optimizer.start(value))
+        assert float(value) == pytest.approx(1 - 0.1)
+
+
+def test_plain_sgd_remembers_nothing() -> None:
+    assert SGD(0.1).start(start()) == ()
+
+
+def test_optimisers_of_equal_values_are_equal() -> None:
+    assert {SGD(0.1), SGD(0.1), Adam(), Adam()} == {SGD(0.1), Adam()}
+    assert SGD(0.1) != SGD(0.1, 0.9)
+
+
+def test_neither_value_nor_memory_is_written_into() -> None:
+    for optimizer in (SGD(0.1, 0.9, 0.1), Adam(0.1, weight_decay=0.1)):
+        value = start()
+        memory = optimizer.start(value)
+        _, memory = optimizer.step(value, slope(value), memory)
+        kept = repr(memory)
+        optimizer.step(value, slope(value), memory)
+        assert repr(memory) == kept
+        assert all(torch.equal(value[n], start()[n]) for n in value)

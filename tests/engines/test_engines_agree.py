@@ -1,0 +1,514 @@
+"""The batched engine against the plain one, over invented methods that no paper has.
+
+Each method here is one shape of loop that a method may have. What is compared is everything a
+step leaves behind: messages, memories and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Never
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    SGD,
+    Adam,
+    Batch,
+    Data,
+    Inbox,
+    Loop,
+    Made,
+    Message,
+    Method,
+    Model,
+    Node,
+    State,
+    Step,
+    Weights,
+    algebra,
+    at_clients,
+    minimize,
+    seeds,
+    trees,
+)
+from fedstill.core.errors import StepError
+from fedstill.engines.batched import Batched, _shared_or_stacked
+from fedstill.engines.engine import Outcome, Party
+from fedstill.engines.in_process import InProcess
+from fedstill.models import MLP
+from worlds import CLASSES, World, examples, pictures, vectors
+
+TOLERANCE = 1e-5
+
+
+class Memory(State):
+    weights: Weights
+
+
+class Told(Message):
+    weights: Weights
+    extra: Tensor
+
+
+@dataclass(frozen=True)
+class Invented(Method):
+    """Clients train their own weights in some way and tell where they came."""
+
+    lr: float = 0.1
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.learn]
+
+    def client_state(self, client: Node[Any]) -> Memory:
+        return Memory(client.model.init(client.draw("weights")))
+
+    @at_clients
+    async def learn(self, client: Node[Memory], inbox: Inbox[Never]) -> Told:
+        """Train."""
+        return await self.told(client)
+
+    async def told(self, client: Node[Memory]) -> Told:
+        weights = await self.trained(client, client.state.weights)
+        client.state = Memory(weights)
+        return Told(weights, torch.zeros(1))
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        batches = client.data.batches(6, client.rng("order"))
+        return await minimize(self.loss, client.model, start, batches, SGD(self.lr, 0.9, 0.01))
+
+    def loss(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        return cross_entropy(model(weights, batch.x), batch.y)
+
+
+@dataclass(frozen=True)
+class OddBatches(Invented):
+    """Every client has a batch size of its own, so shapes differ at every step."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        size = 3 + int(client.id[1:]) % 2
+        batches = client.data.batches(size, client.rng("order"), epochs=2)
+        return await minimize(self.loss, client.model, start, batches, Adam(0.01))
+
+
+@dataclass(frozen=True)
+class Given(Invented):
+    """One tensor is everybody's, one is the client's own, one is a number, one is absent."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        batches = client.data.batches(6, client.rng("order"))
+        return await minimize(
+            self.pulled, client.model, start, batches, SGD(self.lr),
+            common=COMMON, own={"a": client.noise("own", CLASSES)}, factor=0.5, nothing=None,
+        )  # fmt: skip
+
+    def pulled(
+        self, model: Model, weights: Weights, batch: Batch, common: Tensor,
+        own: dict[str, Tensor], factor: float, nothing: None,
+    ) -> Tensor:  # fmt: skip
+        logits = model(weights, batch.x) @ common + own["a"]
+        return factor * cross_entropy(logits, batch.y)
+
+
+COMMON = torch.randn(CLASSES, CLASSES, generator=seeds.generator(0, "common"))
+
+
+@dataclass(frozen=True)
+class SlopeInSlope(Invented):
+    """The objective holds the gradient of another: weights are pulled to where it is small."""
+
+    def loss(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        def task(head: Tensor) -> Tensor:
+            logits = model({**weights, "head.weight": head}, batch.x)
+            return cross_entropy(logits, batch.y)
+
+        slope = torch.func.grad(task)(weights["head.weight"])
+        return task(weights["head.weight"]) + slope.square().sum()
+
+
+class Pixels(NamedTuple):
+    network: Weights
+    step: Tensor
+
+
+@dataclass(frozen=True)
+class Synthetic(Invented):
+    """Images are optimised, not weights; a new network for each step, made on demand."""
+
+    async def told(self, client: Node[Memory]) -> Told:
+        start = client.noise("images", 5, *client.model.shape)
+        seed, model = client.draw("networks"), client.model
+
+        def make(step: int) -> Pixels:
+            return Pixels(model.init(seeds.draw(seed, step)), torch.tensor(float(step)))
+
+        steps = 3 + int(client.id[1:])
+        images = await minimize(self.seen, model, start, Made(steps, make), SGD(0.5, 0.5))
+        return Told(client.state.weights, images)
+
+    def seen(self, model: Model, images: Tensor, batch: Pixels) -> Tensor:
+        return (model(batch.network, images).mean(0) - batch.step).square().sum()
+
+
+@dataclass(frozen=True)
+class Repeated(Invented):
+    """Two loops of different kinds, then loops in a `for`, as many as the client's number."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        weights = await super().trained(client, start)
+        for turn in range(1 + int(client.id[1:])):
+            weights = await self.helped(client, weights, turn)
+        return weights
+
+    async def helped(self, client: Node[Memory], start: Weights, turn: int) -> Weights:
+        """A helper that awaits, which a step awaits."""
+        batches = client.data.batches(10, client.rng(f"turn {turn}"))
+        near = await minimize(self.held, client.model, start, batches, SGD(0.05), centre=start)
+        return algebra.mean([start, near])
+
+    def held(self, model: Model, weights: Weights, batch: Batch, centre: Weights) -> Tensor:
+        away = algebra.square(algebra.sub(algebra.parameters(weights), algebra.parameters(centre)))
+        return self.loss(model, weights, batch) + away
+
+
+@dataclass(frozen=True)
+class SomeIdle(Invented):
+    """One client awaits nothing, one awaits a loop without batches."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        if client.id == "c0":
+            return algebra.scale(start, 2.0)
+        if client.id == "c1":
+            return await minimize(self.loss, client.model, start, [], SGD(self.lr, 0.9))
+        return await super().trained(client, start)
+
+
+@dataclass(frozen=True)
+class NoBatches(Invented):
+    """Everybody awaits a loop without batches."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        return await minimize(self.loss, client.model, start, [], SGD(self.lr, 0.9))
+
+
+@dataclass(frozen=True)
+class EmptyExamples(Invented):
+    """Batches that hold no examples leave weights to the decay alone."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        nothing = torch.zeros(0, dtype=torch.long)
+        batches = [client.data.take(nothing)] * 2
+        return await minimize(self.total, client.model, start, batches, SGD(self.lr, 0.0, 0.5))
+
+    def total(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        return model(weights, batch.x).sum()
+
+
+@dataclass(frozen=True)
+class OwnBody(Invented):
+    """A loop that is no descent: a running mean of the batches, and a count."""
+
+    async def told(self, client: Node[Memory]) -> Told:
+        carry = {"mean": torch.zeros(*client.model.shape), "count": torch.zeros(())}
+        batches = client.data.batches(4, client.rng("order"))
+        ended = await Loop(running_mean, carry, {}, batches)
+        return Told(client.state.weights, torch.cat([ended["mean"], ended["count"].reshape(1)]))
+
+
+def running_mean(carry: Weights, given: Any, batch: Batch, gradient: Any) -> tuple[Weights, Tensor]:
+    count = carry["count"] + 1
+    mean = carry["mean"] + (batch.x.mean(0) - carry["mean"]) / count
+    return {"count": count, "mean": mean}, mean.sum()  # not the order in which they came
+
+
+@dataclass(frozen=True)
+class Turned(Invented):
+    """A projection that gives the entries back in another order."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        batches = client.data.batches(6, client.rng("order"))
+        ends = {name: start[name] for name in ("head.weight", "layer0.weight")}
+        ends = await minimize(
+            self.of_ends, client.model, ends, batches, SGD(self.lr), project=backwards, rest=start
+        )
+        return {**start, **ends}
+
+    def of_ends(self, model: Model, ends: Weights, batch: Batch, rest: Weights) -> Tensor:
+        return self.loss(model, {**rest, **ends}, batch)
+
+
+def backwards(ends: Weights, rest: Weights) -> Weights:
+    return {name: 0.9 * ends[name] for name in reversed(ends)}
+
+
+@dataclass(frozen=True)
+class Flat(Invented):
+    """An objective that does not depend on the value at all."""
+
+    def loss(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        return batch.x.square().mean()
+
+
+def played(
+    method: Method, world: World, engine: type[InProcess], rounds: int = 2, **options: Any
+) -> tuple[list[Mapping[str, Outcome]], dict[str, State | None]]:
+    """What every step of some rounds left, and what everybody remembers in the end."""
+    made = engine(method, world, seed=3, **options)
+    outcomes = [
+        made.play(step, round, dict.fromkeys(world.clients, Inbox()))
+        for round in range(1, rounds + 1)
+        for step in method.each_round()
+    ]
+    return outcomes, made.states
+
+
+def assert_close(left: Any, right: Any, what: str) -> None:
+    expected, found = dict(trees.named_tensors(left)), dict(trees.named_tensors(right))
+    assert expected.keys() == found.keys()
+    for name, one in expected.items():
+        assert one.shape == found[name].shape, f"{what}: {name}"
+        assert torch.allclose(one, found[name], TOLERANCE, TOLERANCE), f"{what}: {name}"
+
+
+def assert_agree(method: Method, world: World, **options: Any) -> None:
+    plain, plain_states = played(method, world, InProcess)
+    stacked, stacked_states = played(method, world, Batched, **options)
+    for round, (expected, outcomes) in enumerate(zip(plain, stacked, strict=True), 1):
+        assert list(expected) == list(outcomes) == list(world.clients)
+        for node in expected:
+            assert_close(expected[node].message, outcomes[node].message, f"{node} round {round}")
+            numbers = outcomes[node].numbers
+            assert numbers == pytest.approx(expected[node].numbers, rel=1e-4, abs=1e-6)
+    for node, state in plain_states.items():
+        assert_close(state, stacked_states[node], f"memory of {node}")
+
+
+SHAPES = [
+    Invented(), OddBatches(), Given(), SlopeInSlope(), Synthetic(), Repeated(), SomeIdle(),
+    NoBatches(), EmptyExamples(), OwnBody(), Turned(), Flat(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", SHAPES, ids=lambda method: type(method).__name__)
+def test_stacked_clients_come_where_single_ones_come(method: Method) -> None:
+    assert_agree(method, vectors())
+
+
+@pytest.mark.parametrize("method", SHAPES, ids=lambda method: type(method).__name__)
+def test_clients_of_two_architectures_are_stacked_in_two_groups(method: Method) -> None:
+    assert_agree(method, vectors((20, 27, 23, 30, 8), mixed=True))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+@pytest.mark.parametrize("method", [Invented(), Repeated()], ids=["Invented", "Repeated"])
+def test_the_size_of_a_stack_changes_nothing(method: Method, size: int) -> None:
+    assert_agree(method, vectors(), stack_at_most=size)
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_networks_with_statistics_on_pictures_agree(norm: str) -> None:
+    world = pictures(norm=norm)
+    assert_agree(Invented(), world)
+    _, states = played(Invented(), world, Batched)
+    moved = [name for name in states["c0"].tensors() if name.endswith("running_mean")]  # type: ignore[union-attr]
+    assert len(moved) == (2 if norm == "batch" else 0)
+    assert all(states["c0"].tensors()[name].abs().max() > 0 for name in moved)  # type: ignore[union-attr]
+
+
+def test_very_ragged_clients_agree() -> None:
+    assert_agree(Invented(), vectors((1, 40, 7, 6, 0)))
+
+
+def test_clients_that_share_one_pool_agree() -> None:
+    pool = examples("shared", 40, (4,), [0, 1, 2]).parts[0].pool
+    model = MLP((4,), CLASSES, hidden=(8,), activation="tanh")
+    rows = torch.arange(40)
+    cut = {f"c{i}": pool.all().subset(rows[i : 7 * i + 9]) for i in range(4)}
+    assert_agree(Invented(), World({n: Party(d, Data(), model) for n, d in cut.items()}, model))
+
+
+def test_one_client_alone_is_the_very_same() -> None:
+    plain, _ = played(Invented(), vectors((20,)), InProcess)
+    alone, _ = played(Invented(), vectors((20,)), Batched)
+    expected, found = plain[-1]["c0"].message, alone[-1]["c0"].message
+    assert isinstance(expected, Told) and isinstance(found, Told)
+    assert all(torch.equal(expected.weights[n], found.weights[n]) for n in expected.weights)
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+@pytest.mark.parametrize("method", [Invented(), Repeated()], ids=["Invented", "Repeated"])
+def test_the_order_of_the_nodes_is_irrelevant(engine: type[InProcess], method: Method) -> None:
+    world = vectors()
+    turned = World(dict(reversed(world.parties.items())), world.server_model)
+    _, expected = played(method, world, engine)
+    _, found = played(method, turned, engine)
+    for node in world.clients:
+        assert_close(expected[node], found[node], node)
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_a_client_gets_the_same_whoever_else_is_there(engine: type[InProcess]) -> None:
+    world = vectors()
+    fewer = World({n: world.parties[n] for n in ("c1", "c3")}, world.server_model)
+    _, expected = played(Invented(), world, engine)
+    _, found = played(Invented(), fewer, engine)
+    for node in fewer.clients:
+        assert_close(expected[node], found[node], node)
+
+
+# Failures
+
+
+@dataclass(frozen=True)
+class Failing(Invented):
+    """One client fails: before its loop, in its batches, in its loop's body, or after it."""
+
+    where: str = "before"
+    error: type[Exception] = ValueError
+
+    async def told(self, client: Node[Memory]) -> Told:
+        client.state = Memory(algebra.zeros(client.state.weights))
+        if client.id == "c2":
+            self.fail("before")
+        batches = client.data.batches(6, client.rng("order"))
+
+        def make(step: int) -> Batch:
+            if client.id == "c2" and step == 1:
+                self.fail("batches")
+            return batches[step]
+
+        objective = self.bad_loss if self.where == "objective" else self.loss
+        weights = await minimize(
+            objective, client.model, client.state.weights, Made(len(batches), make), SGD(0.1)
+        )
+        if client.id == "c2":
+            self.fail("after")
+        return Told(weights, torch.zeros(1))
+
+    def bad_loss(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        raise self.error("broken on purpose")
+
+    def fail(self, where: str) -> None:
+        if self.where == where:
+            raise self.error("broken on purpose")
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+@pytest.mark.parametrize("where", ["before", "batches", "after"])
+def test_a_failure_names_method_step_node_and_round(engine: type[InProcess], where: str) -> None:
+    method = Failing(where=where)
+    made = engine(method, vectors())
+    with pytest.raises(StepError) as error:
+        made.play(method.learn, 7, dict.fromkeys(["c0", "c1", "c2", "c3"], Inbox()))
+    assert str(error.value) == (
+        "Failing.learn failed on c2 in round 7: ValueError: broken on purpose"
+    )
+    assert isinstance(error.value.__cause__, ValueError)
+    seen = error.value
+    assert (seen.method, seen.step, seen.node, seen.round) == ("Failing", "learn", "c2", 7)
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_a_failure_that_everybody_shares_is_told_of_one(engine: type[InProcess]) -> None:
+    method = Failing(where="objective")
+    with pytest.raises(StepError, match=r"failed on c[01] in round 1: ValueError: broken"):
+        engine(method, vectors()).play(method.learn, 1, dict.fromkeys(["c0", "c1"], Inbox()))
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_the_client_with_a_label_too_large_is_found_in_the_stack(engine: type[InProcess]) -> None:
+    world = vectors()
+    x, y = world.parties["c2"].data.all()
+    model = world.parties["c2"].model
+    world.parties["c2"] = Party(Data.of(x, y + CLASSES), Data(), model)
+    with pytest.raises(StepError, match=r"Invented.learn failed on c2 in round 1: IndexError"):
+        played(Invented(), world, engine)
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+@pytest.mark.parametrize("error", [AttributeError, AssertionError, OSError, KeyError])
+def test_any_kind_of_failure_is_told_in_the_same_way(
+    engine: type[InProcess], error: type[Exception]
+) -> None:
+    method = Failing(error=error)
+    with pytest.raises(StepError, match=f"failed on c2 in round 1: {error.__name__}"):
+        engine(method, vectors()).play(method.learn, 1, {"c2": Inbox()})
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+@pytest.mark.parametrize("where", ["before", "batches", "after"])
+def test_the_memory_of_a_step_that_failed_is_not_kept(engine: type[InProcess], where: str) -> None:
+    method = Failing(where=where)
+    made = engine(method, vectors())
+    before = made.node("c2", 0, "look").state
+    with pytest.raises(StepError):
+        made.play(method.learn, 1, dict.fromkeys(["c1", "c2"], Inbox()))
+    assert made.states["c2"] is before
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_absent_nodes_keep_their_memory_and_leave_the_others_alone(
+    engine: type[InProcess],
+) -> None:
+    def away(method: Method, step: str, round: int, node: str) -> str | None:
+        return "asleep" if (step, round, node) == ("learn", 1, "c1") else None
+
+    world = vectors()
+    outcomes, states = played(Invented(), world, engine, rounds=1, absences=away)
+    assert list(outcomes[0]) == world.clients
+    assert [node for node, out in outcomes[0].items() if out.absent] == ["c1"]
+    assert outcomes[0]["c1"] == Outcome(absent="asleep")
+    assert "c1" not in states
+    _, everybody = played(Invented(), world, engine, rounds=1)
+    for node in states:
+        assert_close(everybody[node], states[node], node)
+
+
+# Stacking
+
+
+def test_the_very_same_tensor_is_not_copied() -> None:
+    one, twin = torch.ones(3), torch.ones(3)
+    kept, axis = _shared_or_stacked([one, one, one])
+    assert kept is one and axis is None
+    stacked, axis = _shared_or_stacked([one, twin])
+    assert stacked.shape == (2, 3) and axis == 0
+
+
+@dataclass(frozen=True)
+class Watched(Given):
+    """Tells how many clients stand behind the tensors that a loop sees."""
+
+    def pulled(
+        self, model: Model, weights: Weights, batch: Batch, common: Tensor,
+        own: dict[str, Tensor], factor: float, nothing: None,
+    ) -> Tensor:  # fmt: skip
+        STACKED.append([torch._C._functorch.is_batchedtensor(t) for t in (common, own["a"])])
+        return super().pulled(model, weights, batch, common, own, factor, nothing)
+
+
+STACKED: list[list[bool]] = []
+
+
+def test_a_shared_tensor_reaches_the_stacked_loop_as_one() -> None:
+    STACKED.clear()
+    played(Watched(), vectors(), Batched, rounds=1)
+    assert [False, True] in STACKED
+    assert not any(common for common, _ in STACKED)
+
+
+def test_loops_of_different_given_numbers_are_not_stacked() -> None:
+    @dataclass(frozen=True)
+    class Apart(Given):
+        async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+            batches = client.data.batches(6, client.rng("order"))
+            return await minimize(
+                self.pulled, client.model, start, batches, SGD(self.lr), common=COMMON,
+                own={"a": torch.zeros(CLASSES)}, factor=float(client.id[1:]), nothing=None,
+            )  # fmt: skip
+
+    assert_agree(Apart(), vectors())

@@ -1,0 +1,191 @@
+"""Scores: whose model on whose test set, and the averages of the papers by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Never
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, Step, at_clients
+from fedstill.data.sites import Collection, Examples, Site
+from fedstill.engines.engine import Party
+from fedstill.engines.in_process import InProcess
+from fedstill.federation.evaluate import CHUNK, evaluate, score
+from fedstill.federation.population import Population
+from fedstill.logbook.rows import Rows
+from fedstill.logbook.summary import summarise
+from fedstill.models import MLP
+from worlds import World, experiment, vectors
+
+MODEL = MLP((1,), 3, hidden=(2,))
+# What each client's model says whatever it sees; classes of each client's four test examples.
+OPINION = {"a": 0, "b": 1, "c": 2}
+TESTS = {"a": [0, 0, 0, 1], "b": [0, 0, 1, 1], "c": [1, 1, 2, 0]}
+SURE = math.log(2)  # logits log 2, 0, 0: chances 1/2, 1/4, 1/4
+
+
+@dataclass(frozen=True)
+class Stubborn(Method):
+    """Every client has one answer to everything."""
+
+    scored: ClassVar[Place] = Place.CLIENTS
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.act]
+
+    @at_clients
+    def act(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Do nothing."""
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        logits = torch.zeros(len(x), 3)
+        logits[:, OPINION.get(node.id, 0)] = SURE
+        calls.append((node.id, len(x)))
+        return logits
+
+
+@dataclass(frozen=True)
+class Central(Stubborn):
+    """The same, but the server's model counts; it says 0."""
+
+    scored: ClassVar[Place] = Place.SERVER
+
+
+calls: list[tuple[str, int]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+def labelled(labels: Sequence[int]) -> Data:
+    return Data.of(torch.zeros(len(labels), 1), torch.tensor(labels))
+
+
+def world() -> World:
+    nothing = labelled([0])
+    return World({n: Party(nothing, labelled(y), MODEL) for n, y in TESTS.items()}, MODEL)
+
+
+def scores(method: Method, people: Any, acted: Sequence[str] = "abc", **options: Any) -> Rows:
+    engine = InProcess(method, people)
+    engine.restore(dict.fromkeys(acted))
+    return Rows(list(evaluate(experiment(method, people, **options), engine, 1)), [], [])
+
+
+def test_each_model_on_each_test_set_gives_the_averages_of_the_papers():
+    rows = scores(Stubborn(), world())
+    matrix = rows.matrix(1)
+    assert matrix.nodes == matrix.targets == ("a", "b", "c")
+    assert matrix.values.tolist() == [[3 / 4, 2 / 4, 1 / 4], [1 / 4, 2 / 4, 2 / 4], [0, 0, 1 / 4]]
+    summary = summarise(rows)
+    # Averaged global accuracy: the mean over all test sets, its own among them, then over models.
+    assert summary["averaged_global_accuracy_by_client"] == pytest.approx(
+        {"a": 6 / 12, "b": 5 / 12, "c": 1 / 12}
+    )
+    assert summary["averaged_global_accuracy"] == pytest.approx(12 / 36)
+    # Inter accuracy leaves the own test set out.
+    assert summary["inter_accuracy"] == pytest.approx((3 / 8 + 3 / 8 + 0) / 3)
+    assert summary["averaged_local_accuracy"] == pytest.approx((3 + 2 + 1) / 12)
+
+
+def test_own_scores_are_the_diagonal():
+    rows = scores(Stubborn(), world(), scores="own")
+    own = {row.node: row.value for row in rows.metrics if row.name == "accuracy"}
+    assert own == {"a": 3 / 4, "b": 2 / 4, "c": 1 / 4}
+    assert all(row.node == row.target for row in rows.metrics)
+
+
+def test_a_server_is_scored_on_every_test_set_and_averaged_without_weights():
+    uneven = world()
+    uneven.parties["d"] = Party(labelled([0]), labelled([0] * 100), MODEL)
+    for how in ("cross", "own"):
+        rows = scores(Central(), uneven, scores=how)
+        found = {row.target: row.value for row in rows.metrics if row.name == "accuracy"}
+        assert found == {"a": 3 / 4, "b": 2 / 4, "c": 1 / 4, "d": 1}
+        assert {row.node for row in rows.metrics} == {SERVER}
+        assert summarise(rows)["average_accuracy"] == pytest.approx((3 + 2 + 1 + 4) / 16)
+
+
+def test_loss_is_the_mean_cross_entropy():
+    rows = scores(Stubborn(), world(), scores="own")
+    loss = {row.node: row.value for row in rows.metrics if row.name == "loss"}
+    right, wrong = math.log(2), math.log(4)
+    expected = {"a": 3 * right + wrong, "b": 2 * (right + wrong), "c": right + 3 * wrong}
+    assert loss == pytest.approx({name: value / 4 for name, value in expected.items()})
+
+
+def test_only_clients_that_have_acted_are_scored():
+    rows = scores(Stubborn(), world(), acted="ac")
+    assert {row.node for row in rows.metrics} == {"a", "c"}
+    assert {row.target for row in rows.metrics} == {"a", "b", "c"}
+
+
+def test_a_client_without_test_examples_is_passed_over():
+    people = world()
+    people.parties["b"] = Party(labelled([0]), Data(), MODEL)
+    assert {row.target for row in scores(Central(), people).metrics} == {"a", "c"}
+
+
+def sites(shared: bool) -> Population:
+    """Three clients of one pool, with one test set or with three equal ones."""
+
+    def made() -> Examples:
+        return Examples(np.zeros((4, 1, 1, 1), np.uint8), np.array([0, 0, 1, 2], np.int64))
+
+    pool, test = made(), made()
+    each = tuple(
+        Site(name, pool, np.array([i], np.int64), test if shared else made(), (0.5,), (0.5,))
+        for i, name in enumerate("abc")
+    )
+    collection = Collection("three", each, ("0", "1", "2"))
+    return Population(collection, dict.fromkeys("abc", MODEL), MODEL)
+
+
+@pytest.mark.parametrize(("shared", "passes"), [(True, 1), (False, 3)])
+def test_a_test_set_that_clients_share_is_passed_once(shared, passes):
+    rows = scores(Central(), sites(shared))
+    assert len(calls) == passes
+    assert [row.value for row in rows.metrics if row.name == "accuracy"] == [2 / 4] * 3
+
+
+def test_clients_that_normalise_differently_do_not_share_a_pass():
+    people = sites(shared=True)
+    first = people.collection.sites[0]
+    other = Site("b", first.pool, first.rows, first.test, (0.1,), (0.5,))
+    collection = Collection("two", (first, other), ("0", "1", "2"))
+    scores(Central(), Population(collection, dict.fromkeys("ab", MODEL), MODEL), acted="ab")
+    assert len(calls) == 2
+
+
+def test_two_parts_of_one_pool_are_two_test_sets():
+    whole = labelled([0, 0, 1, 1])
+    ((pool, rows),) = whole.parts
+    people = world()
+    for name, part in (("a", rows[:2]), ("b", rows[2:])):
+        people.parties[name] = Party(whole, Data((type(whole.parts[0])(pool, part),)), MODEL)
+    found = {r.target: r.value for r in scores(Central(), people).metrics if r.name == "accuracy"}
+    assert (found["a"], found["b"]) == (1, 0)
+
+
+def test_a_large_test_set_is_passed_in_chunks_with_the_same_result():
+    labels = [0] * CHUNK + [1] * 10
+    node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
+    accuracy, _ = score(Stubborn(), node, labelled(labels))
+    assert accuracy == CHUNK / (CHUNK + 10)
+    assert calls == [("a", CHUNK), ("a", 10)]
+
+
+def test_scoring_changes_no_memory_and_draws_nothing():
+    people = vectors()
+    before = torch.get_rng_state()
+    rows = scores(Stubborn(), people, acted=people.clients)
+    assert len(rows.metrics) == 4 * 4 * 2
+    assert torch.equal(before, torch.get_rng_state())

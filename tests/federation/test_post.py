@@ -1,0 +1,251 @@
+"""The post: who hears what, what is counted, and what becomes of broken messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Never
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedstill.core import (
+    SERVER,
+    Addressed,
+    Inbox,
+    Message,
+    Method,
+    Node,
+    Positional,
+    Step,
+    at_clients,
+    at_server,
+)
+from fedstill.core.errors import BadMessage
+from fedstill.engines.engine import Outcome
+from fedstill.federation.post import Post, not_finite
+from fedstill.federation.topology import Complete, Ring, Star
+from fedstill.logbook.events import Traffic
+from fedstill.logbook.writer import MemoryLog
+
+NAMES = ("a", "b", "c", "d")
+
+
+class Word(Message):
+    """Two floats, three labels, a number and perhaps more."""
+
+    values: Tensor
+    labels: Positional
+    count: int
+    more: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Talk(Method):
+    """Every pair of places once: server, clients, clients, server, server."""
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.tell, self.say, self.hear, self.collect, self.ponder]
+
+    @at_server
+    def tell(self, server: Node[Any], inbox: Inbox[Never]) -> Word:
+        """Speak to all."""
+        return word()
+
+    @at_clients
+    def say(self, client: Node[Any], inbox: Inbox[Word]) -> Word:
+        """Speak to peers."""
+        return word()
+
+    @at_clients
+    def hear(self, client: Node[Any], inbox: Inbox[Word]) -> Word:
+        """Speak to the server."""
+        return word()
+
+    @at_server
+    def collect(self, server: Node[Any], inbox: Inbox[Word]) -> Word:
+        """Speak to itself."""
+        return word()
+
+    @at_server
+    def ponder(self, server: Node[Any], inbox: Inbox[Word]) -> None:
+        """Hear itself."""
+
+
+METHOD = Talk()
+
+
+def word(first: float = 1.0) -> Word:
+    return Word(torch.tensor([first, 2.0]), torch.tensor([0, 1, 2]), 7)
+
+
+@dataclass
+class Posted:
+    """A post with its logbook."""
+
+    topology: Any = field(default_factory=Complete)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log = MemoryLog()
+        self.post = Post(self.topology.graph(NAMES, 0), self.log, **self.options)
+
+    def deliver(self, step: Step, following: Step | None, said: Mapping[str, Any], awake=NAMES):
+        outcomes = {name: Outcome(message) for name, message in said.items()}
+        return self.post.deliver(1, step, following, outcomes, awake)
+
+
+def everybody(names: Sequence[str] = NAMES) -> dict[str, Word]:
+    return {name: word() for name in names}
+
+
+def heard(mail: Mapping[str, Inbox[Any]]) -> dict[str, str]:
+    return {hearer: "".join(inbox) for hearer, inbox in sorted(mail.items())}
+
+
+def test_every_field_is_counted_in_floats_and_bytes_as_said_and_heard():
+    posted = Posted()
+    posted.deliver(METHOD.tell, METHOD.say, {SERVER: word()}, awake=("a", "c", "d"))
+    assert posted.log.messages == [
+        Traffic(1, "tell", SERVER, "down", "values", 2, 2 * 4, 3),
+        Traffic(1, "tell", SERVER, "down", "labels", 0, 3 * 8, 3),  # an order would imply them
+        Traffic(1, "tell", SERVER, "down", "count", 1, 8, 3),
+        Traffic(1, "tell", SERVER, "down", "more", 0, 0, 3),
+    ]
+    assert (posted.post.floats, posted.post.bytes) == (3, 40)
+
+
+def test_totals_grow_by_what_was_said_however_many_hear_it():
+    posted = Posted()
+    posted.deliver(METHOD.say, METHOD.hear, everybody())
+    posted.deliver(METHOD.hear, METHOD.collect, everybody())
+    assert (posted.post.floats, posted.post.bytes) == (8 * 3, 8 * 40)
+    assert {row.hearers for row in posted.log.messages if row.step == "say"} == {3}
+    assert {row.hearers for row in posted.log.messages if row.step == "hear"} == {1}
+
+
+def test_the_direction_follows_from_speaker_and_hearer():
+    posted = Posted()
+    posted.deliver(METHOD.tell, METHOD.say, {SERVER: word()})
+    posted.deliver(METHOD.say, METHOD.hear, everybody())
+    posted.deliver(METHOD.hear, METHOD.collect, everybody())
+    assert {(row.step, row.direction) for row in posted.log.messages} == {
+        ("tell", "down"), ("say", "peer"), ("hear", "up"),
+    }  # fmt: skip
+
+
+def test_what_a_server_says_to_itself_is_delivered_but_does_not_travel():
+    posted = Posted()
+    mail = posted.deliver(METHOD.collect, METHOD.ponder, {SERVER: word()})
+    assert heard(mail) == {SERVER: SERVER}
+    assert posted.log.messages == [] and posted.post.bytes == 0
+
+
+def test_the_server_hears_everybody_and_everybody_awake_hears_the_server():
+    for topology in (Star(), Ring()):
+        posted = Posted(topology)
+        assert heard(posted.deliver(METHOD.hear, METHOD.collect, everybody())) == {SERVER: "abcd"}
+        mail = posted.deliver(METHOD.tell, METHOD.say, {SERVER: word()}, awake=("b", "d"))
+        assert heard(mail) == {"b": SERVER, "d": SERVER}
+
+
+def test_peers_hear_their_neighbours_in_the_graph():
+    ring = {"a": "bd", "b": "ac", "c": "bd", "d": "ac"}
+    assert heard(Posted(Ring()).deliver(METHOD.say, METHOD.hear, everybody())) == ring
+    complete = {"a": "bcd", "b": "acd", "c": "abd", "d": "abc"}
+    assert heard(Posted().deliver(METHOD.say, METHOD.hear, everybody())) == complete
+    assert heard(Posted(Star()).deliver(METHOD.say, METHOD.hear, everybody())) == {}
+
+
+def test_peers_that_sleep_neither_speak_nor_hear():
+    posted = Posted(Ring())
+    mail = posted.deliver(METHOD.say, METHOD.hear, everybody(("a", "b")), awake=("a", "b"))
+    assert heard(mail) == {"a": "b", "b": "a"}
+    assert {row.hearers for row in posted.log.messages} == {1}
+
+
+def test_addressed_messages_reach_their_hearer_only_and_are_counted_one_by_one():
+    posted = Posted()
+    letters = Addressed({name: word(float(i)) for i, name in enumerate(NAMES)})
+    mail = posted.deliver(METHOD.tell, METHOD.say, {SERVER: letters}, awake=("a", "c"))
+    assert {name: float(inbox.only().values[0]) for name, inbox in mail.items()} == {"a": 0, "c": 2}
+    values = [row for row in posted.log.messages if row.field == "values"]
+    assert [(row.floats, row.hearers) for row in values] == [(2, 1), (2, 1)]
+
+
+def test_peers_address_only_those_who_can_hear_them():
+    letters = Addressed({"b": word(), "c": word()})
+    assert heard(Posted(Ring()).deliver(METHOD.say, METHOD.hear, {"a": letters})) == {"b": "a"}
+
+
+def test_what_the_last_step_says_reaches_nobody_and_does_not_count():
+    posted = Posted()
+    assert posted.deliver(METHOD.hear, None, everybody()) == {}
+    assert posted.log.messages == []
+
+
+def test_silence_is_neither_delivered_nor_counted():
+    posted = Posted()
+    assert heard(posted.deliver(METHOD.hear, METHOD.collect, {"a": None, "b": word()})) == {
+        SERVER: "b"
+    }
+    assert {row.sender for row in posted.log.messages} == {"b"}
+
+
+def test_order_of_outcomes_does_not_matter():
+    rows = []
+    for names in (NAMES, NAMES[::-1]):
+        posted = Posted()
+        mail = posted.deliver(METHOD.say, METHOD.hear, everybody(names))
+        rows.append((posted.log.messages, heard(mail)))
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_message_that_is_not_finite_stops_the_run(bad):
+    posted = Posted()
+    with pytest.raises(BadMessage) as error:
+        posted.deliver(METHOD.hear, METHOD.collect, {**everybody(), "b": word(bad)})
+    assert str(error.value).startswith(
+        "b sent Word with NaN or infinite values in values (Talk.hear, round 1). Lower the"
+    )
+
+
+def test_a_message_that_is_not_finite_can_be_left_out():
+    posted = Posted(options={"bad_messages": "leave_out"})
+    said = {**everybody(), "b": word(float("nan"))}
+    assert heard(posted.deliver(METHOD.hear, METHOD.collect, said)) == {SERVER: "acd"}
+    assert {row.sender for row in posted.log.messages} == {"a", "c", "d"}
+    (note,) = posted.log.notes
+    assert (note.kind, note.node, note.round) == ("left out", "b", 1)
+
+
+def test_a_server_that_is_not_finite_stops_the_run_in_any_case():
+    posted = Posted(options={"bad_messages": "leave_out"})
+    with pytest.raises(BadMessage, match="server sent Word with NaN"):
+        posted.deliver(METHOD.tell, METHOD.say, {SERVER: word(float("nan"))})
+
+
+def test_only_floating_point_numbers_are_looked_at():
+    assert not_finite(word()) == []
+    bad = Word(torch.tensor([1.0]), torch.tensor([1]), 1, torch.tensor([1.0, float("nan")]))
+    assert not_finite(bad) == ["more"]
+    assert not_finite(Word(torch.zeros(0), torch.zeros(0, dtype=torch.long), 1)) == []
+
+
+@dataclass(frozen=True)
+class Halving:
+    """A channel that sends the first value only, and loses what `b` says."""
+
+    def carry(self, message: Word, sender: str, round: int, step: str) -> Word | None:
+        return None if sender == "b" else message.replace(values=message.values[:1])
+
+
+def test_messages_are_counted_after_the_channel_and_lost_ones_not_at_all():
+    posted = Posted(options={"channels": [Halving()]})
+    mail = posted.deliver(METHOD.hear, METHOD.collect, everybody(("a", "b")))
+    assert heard(mail) == {SERVER: "a"}
+    assert mail[SERVER]["a"].values.tolist() == [1.0]
+    assert [row.floats for row in posted.log.messages if row.field == "values"] == [1]
+    assert [(note.kind, note.node) for note in posted.log.notes] == [("lost", "b")]

@@ -1,0 +1,346 @@
+"""Synthetic sets: where they start, the matching gradient in closed form, and what is drawn."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedstill.core import Data, Node, Weights, trees
+from fedstill.core.seeds import generator
+from fedstill.models import MLP, ConvNet
+from fedstill.parts import augment
+from fedstill.parts.synthesis import (
+    Iteration,
+    Matching,
+    SyntheticSet,
+    augmentations,
+    class_means,
+    distances,
+    from_noise,
+    from_real,
+    image_size,
+    real_rows,
+    strategy_faults,
+    training_batches,
+)
+from worlds import finished
+
+LINEAR = MLP((1, 2, 3), 4, hidden=())  # features are the pixels, logits a linear map of them
+SHAPE = (1, 2, 3)
+
+
+def pictures(counts: list[int], shape: tuple[int, ...] = SHAPE) -> Data:
+    """So many examples of each class; every pixel of example i is about i."""
+    labels = torch.cat([torch.full((n,), c) for c, n in enumerate(counts)])
+    order = torch.randperm(len(labels), generator=generator(0, "order"))
+    noise = 0.1 * torch.randn(len(labels), *shape, generator=generator(0, "pictures"))
+    place = torch.arange(len(labels)).float().reshape(-1, *[1] * len(shape))
+    return Data.of(place + noise, labels[order])
+
+
+def node(
+    id: str = "c0", data: Data | None = None, round: int = 1, model: MLP | ConvNet = LINEAR
+) -> Node[None]:
+    return Node(id, round, None, model=model, data=data, step="synthesize")
+
+
+def network() -> Weights:
+    return LINEAR.init(0)
+
+
+def still(images: Tensor) -> augment.Draws:
+    """Draws that change nothing."""
+    return augment.draw(generator(0), "none", groups=len(images), image=SHAPE[1:])
+
+
+def slope(matching: Matching, images: Tensor, share: Tensor, real: Tensor) -> Tensor:
+    """The gradient of the matching loss on images, real examples being equally weighted."""
+    equal = torch.full(real.shape[:2], 1 / real.shape[1])
+    emphasis = torch.ones(2 if matching.outputs == "both" else 1)
+    batch = Iteration(real, equal, network(), emphasis, still(images), "none")
+    return torch.func.grad(
+        lambda x: matching.objective(LINEAR.learning(), x, batch, images_share=share)
+    )(images)
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(0, "some", *shape))
+
+
+def test_the_gradient_of_feature_matching_is_twice_the_difference_of_means_over_n() -> None:
+    images, real = some(3, 4, *SHAPE), some(3, 9, *SHAPE)
+    found = slope(Matching(outputs="features"), images, torch.full((3, 4), 1 / 4), real)
+    gap = images.mean(1) - real.mean(1)  # [class, ...]
+    expected = (2 * gap / 4).unsqueeze(1).expand(images.shape)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_the_gradient_of_logit_matching_is_pulled_back_through_the_linear_map() -> None:
+    images, real = some(2, 5, *SHAPE), some(2, 7, *SHAPE)
+    found = slope(Matching(outputs="logits"), images, torch.full((2, 5), 1 / 5), real)
+    jacobian = network()["head.weight"]  # [logit, pixel]
+    gap = (images.mean(1) - real.mean(1)).flatten(1)  # the bias cancels
+    expected = 2 * gap @ jacobian.T @ jacobian / 5  # [class, pixel]
+    assert torch.allclose(found, expected.reshape(2, 1, *SHAPE).expand(images.shape), atol=1e-6)
+
+
+def test_matching_both_outputs_adds_the_two_gradients() -> None:
+    images, real, share = some(2, 5, *SHAPE), some(2, 7, *SHAPE), torch.full((2, 5), 1 / 5)
+    parts = [slope(Matching(outputs=o), images, share, real) for o in ("features", "logits")]
+    both = slope(Matching(outputs="both"), images, share, real)
+    assert torch.allclose(both, parts[0] + parts[1], atol=1e-6)
+
+
+def test_a_class_with_fewer_images_has_its_own_n_and_empty_places_no_gradient() -> None:
+    images, real = some(2, 4, *SHAPE), some(2, 6, *SHAPE)
+    share = torch.tensor([[1 / 4] * 4, [1 / 2, 1 / 2, 0, 0]])
+    found = slope(Matching(outputs="features"), images, share, real)
+    gaps = [images[0].mean(0) - real[0].mean(0), images[1, :2].mean(0) - real[1].mean(0)]
+    assert torch.allclose(found[0], (2 * gaps[0] / 4).expand(4, *SHAPE), atol=1e-6)
+    assert torch.allclose(found[1, :2], (2 * gaps[1] / 2).expand(2, *SHAPE), atol=1e-6)
+    assert not found[1, 2:].any()
+
+
+def test_the_distance_is_summed_over_features_classes_and_outputs() -> None:
+    left = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0], [1.0]])]
+    right = [torch.zeros(2, 2), torch.tensor([[0.0], [3.0]])]
+    assert float(distances(left, right, "squared").sum()) == 1 + 4 + 9 + 16 + 1 + 4
+
+
+def test_class_means_are_weighted_by_shares() -> None:
+    outputs = torch.tensor([[[2.0], [4.0], [99.0]], [[6.0], [99.0], [99.0]]])
+    share = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    assert class_means([outputs], share)[0].tolist() == [[3], [6]]
+
+
+def test_one_step_of_matching_moves_images_by_the_closed_form() -> None:
+    data = pictures([3, 0, 5, 0])
+    client = node(data=data)
+    start = from_real(client, [0, 2], 2)
+    matching = Matching(steps=1, lr=0.3, real_batch=64, augmentation="none", outputs="features")
+    made = finished(matching.matched(client, start, lambda step: network()))
+    for row, label in enumerate([0, 2]):
+        real = data.all().x[data.labels == label].mean(0)
+        gap = start.images[row].mean(0) - real
+        assert torch.allclose(made.images[row], start.images[row] - 0.3 * 2 * gap / 2, atol=1e-5)
+    assert torch.equal(made.share, start.share) and torch.equal(made.classes, start.classes)
+
+
+def test_matching_brings_class_means_together() -> None:
+    model = ConvNet((1, 8, 8), 3, depth=1, width=4)
+    data = pictures([20, 20, 20], (1, 8, 8))
+    data = Data.of((data.all().x - 30) / 30, data.labels)
+    client = node(data=data, model=model)
+    start = from_noise(client, [0, 1, 2], 4)
+    matching = Matching(steps=60, lr=0.5, augmentation="none", outputs="features")
+    made = finished(matching.matched(client, start, lambda step: model.init(0)))
+
+    def distance(images: Tensor) -> float:
+        real = torch.stack([data.all().x[data.labels == c] for c in range(3)])
+        seen = [matching.seen(model, model.init(0), x) for x in (real, images)]
+        return float(distances(*([out[0].mean(1)] for out in seen), "squared").sum())
+
+    assert distance(made.images) < 0.1 * distance(start.images)
+
+
+def test_the_network_of_a_step_is_asked_for_by_its_number() -> None:
+    client, asked = node(data=pictures([2, 2, 2, 2])), []
+
+    def drawn(step: int) -> Weights:
+        asked.append(step)
+        return network()
+
+    start = from_noise(client, [0, 1], 1)
+    finished(Matching(steps=4, augmentation="none").matched(client, start, drawn))
+    assert asked == [0, 1, 2, 3]
+
+
+# Where a set starts
+
+
+def test_images_that_start_from_examples_are_examples_of_their_class_and_none_twice() -> None:
+    data = pictures([7, 3, 0, 1])
+    made = from_real(node(data=data), [0, 1, 3], 5)
+    images, labels = made.flat()
+    assert labels.tolist() == [0] * 5 + [1] * 3 + [3]
+    x, y = data.all()
+    places = [[i for i in range(len(x)) if torch.equal(x[i], image)] for image in images]
+    assert [len(found) for found in places] == [1] * 9
+    assert len({found[0] for found in places}) == 9
+    assert [int(y[found[0]]) for found in places] == labels.tolist()
+
+
+def test_shares_of_a_start_are_equal_and_sum_to_one() -> None:
+    made = from_real(node(data=pictures([7, 3, 0, 1])), [0, 1, 3], 5)
+    expected = [[1 / 5] * 5, [1 / 3] * 3 + [0, 0], [1, 0, 0, 0, 0]]
+    assert torch.allclose(made.share, torch.tensor(expected))
+    assert torch.allclose(from_noise(node(), [1, 2], 4).share, torch.full((2, 4), 1 / 4))
+
+
+def test_another_round_or_client_starts_from_other_examples() -> None:
+    data = pictures([50, 50, 50, 50])
+    first = from_real(node(data=data), [0, 1], 3).images
+    assert torch.equal(first, from_real(node(data=data), [0, 1], 3).images)
+    assert not torch.equal(first, from_real(node(data=data, round=2), [0, 1], 3).images)
+    assert not torch.equal(first, from_real(node("c1", data), [0, 1], 3).images)
+
+
+def test_a_start_from_noise_does_not_see_the_data() -> None:
+    one = from_noise(node(data=pictures([3, 3, 0, 0])), [0, 1], 4)
+    other = from_noise(node(data=pictures([9, 1, 0, 0])), [0, 1], 4)
+    assert torch.equal(one.images, other.images)
+    assert one.images.shape == (2, 4, *SHAPE)
+
+
+def test_a_flat_set_leaves_empty_places_out() -> None:
+    images = torch.arange(6.0).reshape(2, 3, 1)
+    share = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    flat, labels = SyntheticSet(images, share, torch.tensor([4, 7])).flat()
+    assert flat.flatten().tolist() == [0, 1, 5]
+    assert labels.tolist() == [4, 4, 7]
+
+
+# Real batches
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    size=st.integers(1, 14),
+    steps=st.integers(1, 7),
+)
+def test_real_batches_hold_own_examples_of_the_class_and_none_twice(
+    counts: list[int], size: int, steps: int
+) -> None:
+    data, classes = pictures(counts), list(range(len(counts)))
+    rows, share = real_rows(data, classes, size, steps, generator(0), len(counts))
+    assert rows.shape[:2] == (steps, len(classes)) and rows.shape[1:] == share.shape
+    assert torch.allclose(share.sum(1), torch.ones(len(classes)))
+    for at, c in enumerate(classes):
+        expected = min(size, counts[c])
+        real = share[at] > 0
+        assert int(real.sum()) == expected
+        assert torch.allclose(share[at][real], torch.tensor(1 / expected))
+        for step in range(steps):
+            taken = rows[step, at][real]
+            assert len(set(taken.tolist())) == expected
+            assert (data.labels[taken] == c).all()
+
+
+def test_a_small_class_is_taken_whole_at_every_step() -> None:
+    data = pictures([20, 3])
+    rows, share = real_rows(data, [0, 1], 8, 5, generator(0), 2)
+    whole = set(data.by_class(2)[1].tolist())
+    assert all(set(rows[step, 1][share[1] > 0].tolist()) == whole for step in range(5))
+
+
+def test_a_large_class_is_gone_through_before_it_is_shuffled_again() -> None:
+    data = pictures([12, 1])
+    rows, _ = real_rows(data, [0], 4, 6, generator(0), 2)
+    whole = sorted(data.by_class(2)[0].tolist())
+    assert sorted(rows[:3].flatten().tolist()) == whole
+    assert sorted(rows[3:].flatten().tolist()) == whole
+
+
+def test_places_are_a_power_of_two_up_to_the_batch_so_that_clients_are_alike() -> None:
+    places = [
+        real_rows(pictures([n]), [0], 10, 1, generator(0), 1)[0].shape[2] for n in range(1, 13)
+    ]
+    assert places == [1, 2, 4, 4, 8, 8, 8, 8, 10, 10, 10, 10]
+
+
+# Augmentation
+
+
+def operations_of(client: Node[None], steps: int = 40) -> list[str]:
+    matching = Matching(steps=steps)
+    start = from_noise(client, [0, 1], 2)
+    return [it.only for it in matching.iterations(client, start, lambda step: network())]
+
+
+def test_clients_do_the_same_operation_at_the_same_step_each_in_its_own_way() -> None:
+    clients = [node(id, pictures([3, 3, 3, 3])) for id in ("c0", "c1")]
+    assert operations_of(clients[0]) == operations_of(clients[1])
+    assert set(operations_of(clients[0])) == set(augment.OPERATIONS)
+    start = from_noise(clients[0], [0, 1], 2)
+    one, other = (Matching(steps=40).iterations(c, start, lambda step: network()) for c in clients)
+    assert any(
+        not torch.equal(a.draws.color, b.draws.color) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_operations_change_from_round_to_round() -> None:
+    data = pictures([3, 3, 3, 3])
+    assert operations_of(node(data=data)) != operations_of(node(data=data, round=2))
+
+
+def test_an_augmentation_draws_what_it_names() -> None:
+    drawn = augmentations(
+        generator(1), generator(2), "flip_rotate", 30, groups=2, image=(8, 8), per_image=5
+    )
+    assert len(drawn) == 30
+    assert {name for name, _ in drawn} == {"flip", "rotate"}
+    for name, draws in drawn:
+        assert draws.rotate.shape == (2, 5, 1)
+        assert bool(draws.rotate.any()) == (name == "rotate")
+        assert augment.shared_operation(draws) == name
+
+
+def test_without_augmentation_nothing_is_drawn() -> None:
+    drawn = augmentations(generator(1), generator(2), "none", 3, groups=2, image=(8, 8))
+    assert [name for name, _ in drawn] == ["none"] * 3
+    x = some(2, 4, 1, 8, 8)
+    assert all(torch.equal(augment.apply(x, draws), x) for _, draws in drawn)
+
+
+def test_a_wrong_strategy_is_a_fault_of_its_field() -> None:
+    assert strategy_faults("augmentation", "color_flip") == []
+    (line,) = strategy_faults("server_augmentation", "flop")
+    assert line.startswith("server_augmentation: unknown augmentation 'flop'; did you mean 'flip'?")
+
+
+# Training
+
+
+def test_every_epoch_of_training_sees_every_image_once_with_its_weight() -> None:
+    data = pictures([4, 3])
+    weight = torch.arange(7.0)
+    batches = training_batches(node(), data, weight, 3, 2, augment.DEFAULT)
+    assert [len(batch.y) for batch in batches] == [3, 3, 1] * 2
+    x = data.all().x
+    for epoch in (batches[:3], batches[3:]):
+        seen = [float(w) for batch in epoch for w in batch.weight]
+        assert sorted(seen) == list(range(7))
+        for batch in epoch:
+            places = batch.weight.long()
+            assert torch.equal(batch.x, x[places]) and torch.equal(batch.y, data.labels[places])
+
+
+def test_each_image_of_a_training_batch_is_changed_in_its_own_way() -> None:
+    data = Data.of(some(1, 8, 8).expand(6, 1, 8, 8), torch.zeros(6, dtype=torch.long))
+    batches = training_batches(
+        node(model=ConvNet((1, 8, 8), 3, depth=1, width=2)), data, torch.ones(6), 6, 1, "color"
+    )
+    changed = batches[0].augmented()
+    assert changed.shape == (6, 1, 8, 8)
+    assert len({tuple(image.flatten().tolist()) for image in changed}) == 6
+
+
+def test_training_without_augmentation_leaves_images_as_they_are() -> None:
+    batches = training_batches(node(), pictures([4]), torch.ones(4), 2, 1, "none")
+    assert all(torch.equal(batch.augmented(), batch.x) for batch in batches)
+
+
+def test_a_vector_counts_as_a_picture_of_one_row() -> None:
+    assert image_size(MLP((4,), 2)) == (1, 4)
+    assert image_size(MLP((3, 8, 9), 2)) == (8, 9)
+
+
+def test_iterations_can_be_stacked() -> None:
+    client = node(data=pictures([3, 3, 3, 3]))
+    made = Matching(steps=3, augmentation="flip").iterations(
+        client, from_noise(client, [0, 1], 2), lambda step: network()
+    )
+    assert trees.shape(made[0]) == trees.shape(made[1])

@@ -1,0 +1,47 @@
+"""The examples run as a reader would run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def printed(name: str, *arguments: object) -> str:
+    """What an example prints in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The lines of a Markdown table by their first cell."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {first: cells for first, *cells in lines}
+
+
+def test_the_first_run_prints_a_row_for_each_method_and_leaves_their_folders(
+    tmp_path: Path,
+) -> None:
+    table = rows(printed("first_run.py", tmp_path))
+    assert {"local", "fedavg"} <= set(table)
+    assert len(table["method"]) == len(table["fedavg"])
+    for name in ("local", "fedavg"):
+        assert (tmp_path / name / "summary.json").exists()
+
+
+def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not() -> None:
+    table = rows(printed("new_method.py"))
+    accuracies = table["method"].index("bytes up")
+    assert table["fedavgm-0"][:accuracies] == table["fedavg"][:accuracies]
+    assert table["fedavgm"][:accuracies] != table["fedavg"][:accuracies]

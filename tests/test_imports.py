@@ -1,0 +1,147 @@
+"""Who may import whom, read from every file; and what can be imported without the extras."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "fedstill"
+
+# A room of the house, and the names under `fedstill` and outside of it that it may import. Files
+# that stand in no room (config, cli, runs, show) see everything, and no room may see them.
+ROOMS: dict[str, tuple[set[str], set[str]]] = {
+    "core": ({"core"}, {"torch"}),
+    "parts": ({"core", "parts"}, {"torch"}),
+    "methods": ({"core", "parts", "methods"}, {"torch"}),
+    "models": ({"core", "models"}, {"torch"}),
+    "data": ({"core.errors", "data"}, {"numpy"}),
+    "wire": ({"core", "wire"}, {"torch"}),
+    "privacy": ({"core", "privacy"}, {"torch"}),
+    "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
+    "engines": ({"core", "wire", "engines"}, {"torch"}),
+    "federation": (
+        {"core", "data", "wire", "logbook", "engines", "federation"},
+        {"torch", "numpy"},
+    ),
+    "report": (
+        {"core.errors", "core.records", "core.node", "logbook", "report"},
+        {"numpy", "rich", "matplotlib"},
+    ),
+}
+EXTRAS = ["typer", "rich", "safetensors", "sklearn", "matplotlib", "pydantic", "PIL"]
+
+
+def imported(source: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything that a file imports, wherever in it."""
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                yield statement.lineno, alias.name
+        elif isinstance(statement, ast.ImportFrom):
+            start = "." * statement.level + (statement.module or "")
+            for alias in statement.names:
+                yield statement.lineno, f"{start}.{alias.name}"
+
+
+def allowed(name: str, room: str) -> bool:
+    inside, outside = ROOMS[room]
+    top, *rest = name.split(".")
+    if top == "fedstill":
+        inner = ".".join(rest)
+        return any(inner == door or inner.startswith(f"{door}.") for door in inside)
+    return top in outside or top in sys.stdlib_module_names
+
+
+def offences(source: str, room: str, file: str) -> list[str]:
+    return [
+        f"{file}:{line} imports {name}; {room} may import {', '.join(sorted(ROOMS[room][0]))} "
+        f"and {', '.join(sorted(ROOMS[room][1]))}"
+        for line, name in imported(source)
+        if not allowed(name, room)
+    ]
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    found = [
+        line
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for line in offences(file.read_text(), room, str(file.relative_to(ROOT.parent)))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*/*.py")}
+    assert rooms <= set(ROOMS), "say above what these may import"
+    assert "core" in rooms
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("core", "import numpy"),
+        ("core", "from fedstill.parts import balls"),
+        ("core", "def late():\n    from fedstill.engines import batched"),
+        ("methods", "from fedstill.federation.run import run"),
+        ("methods", "from fedstill import config"),
+        ("parts", "from . import augment"),
+        ("data", "from fedstill.core import algebra"),
+        ("federation", "from fedstill.methods.fedavg import FedAvg"),
+        ("engines", "import fedstill.cli"),
+        ("report", "from fedstill.core.data import Data"),
+        ("models", "from fedstill.corelike import x"),
+    ],
+)
+def test_a_wrong_import_is_found_and_named(room: str, source: str) -> None:
+    (line,) = offences(source, room, "file.py")
+    assert line.startswith(f"file.py:{source.count(chr(10)) + 1} imports ")
+
+
+def test_right_imports_are_left_alone() -> None:
+    source = "import os.path\nimport torch.nn.functional as F\nfrom fedstill.core import trees\n"
+    assert offences(source, "methods", "file.py") == []
+    assert offences("from fedstill.core import errors", "data", "file.py") == []
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_methods_and_engines_need_torch_alone() -> None:
+    wanted = [
+        "fedstill.core", "fedstill.parts.synthesis", "fedstill.parts.balls", "fedstill.methods",
+        "fedstill.models", "fedstill.engines.in_process", "fedstill.engines.batched",
+    ]  # fmt: skip
+    python(
+        f"import sys\nfor name in {EXTRAS}: sys.modules[name] = None\nimport {', '.join(wanted)}"
+    )
+
+
+def test_a_blocked_package_really_is_blocked() -> None:
+    code = (
+        "import sys; sys.modules['typer'] = None\n"
+        "try: import fedstill.cli\n"
+        "except ImportError: print('blocked')"
+    )
+    assert python(code) == "blocked\n"
+
+
+def test_importing_fedstill_brings_nothing_but_torch_and_numpy() -> None:
+    code = (
+        "import json, sys, numpy, torch\n"
+        "before = set(sys.modules)\n"
+        "import fedstill\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(new - sys.stdlib_module_names)))"
+    )
+    assert set(json.loads(python(code))) <= {"fedstill", "torch", "numpy"}
