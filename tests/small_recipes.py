@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from fedstill.cli import main
-from fedstill.config import toml_text
+from fedstill.toml import toml_text
 
 CLIENTS = ("east", "north", "west")
 CLASSES = 3

@@ -95,13 +95,13 @@ def show(
     form: Listing = Form.table,
 ) -> None:
     """Show a method: plan, what is remembered, what travels, floats a round."""
-    from fedstill import config
+    from fedstill import build, config
     from fedstill import show as shows
 
     own = [text if text.startswith("method.") else f"method.{text}" for text in overrides or []]
     tables = {"method": {"name": method}, "models": {"name": model}, "data": {"name": "digits5"}}
     (recipe,) = config.checked(config.overridden(tables, own))
-    network = config.network(recipe.models, shows.shape_of(shape), classes)
+    network = build.network(recipe.models, shows.shape_of(shape), classes)
     stage = shows.Stage(network, max(1, classes - 1) if held is None else held)
     found = shows.shown(recipe.method, method, stage)
     if form is Form.json:
@@ -157,12 +157,12 @@ def data(
         else:
             listings.print_rows(rows, form)
         return
-    from fedstill import config
+    from fedstill import build, config
     from fedstill.data import counts_table
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
     first = config.checked(config.read_recipe(recipe, changes))[0]
-    collection = config.load_data(first)
+    collection = build.load_data(first)
     listings.print_rows(counts_table(collection), form)
     for note in collection.notes:
         typer.echo(f"note: {note}", err=True)

@@ -1,4 +1,4 @@
-"""Recipe to experiment: names looked up, tables read into dataclasses, all faults at once.
+"""Recipes: names looked up, tables read into dataclasses, all faults at once; nothing is made.
 
 A recipe is one TOML file with tables `run`, `data`, `models`, `federation`, `method`, `engine`
 and, for people, `about` and `reported`. `[[method]]` may stand several times.
@@ -7,38 +7,26 @@ and, for people, `about` and `reported`. `[[method]]` may stand several times.
 from __future__ import annotations
 
 import copy
-import datetime
-import hashlib
-import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-import torch
-
 from fedstill.core import ranges
-from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
-from fedstill.core.method import Method, Place
-from fedstill.core.model import Model
+from fedstill.core.errors import BadValue, RecipeError, unknown
+from fedstill.core.method import Method
 from fedstill.core.ranges import Count, Range, Whole
-from fedstill.core.records import NodeId
-from fedstill.data import DATASETS, PARTITIONS, Collection, load
-from fedstill.engines.batched import Batched
-from fedstill.engines.engine import Engine
-from fedstill.engines.in_process import InProcess
-from fedstill.federation.experiment import Experiment, Sampler, speaks_to_peers
-from fedstill.federation.population import Population
+from fedstill.data import DATASETS, PARTITIONS
 from fedstill.federation.post import BadMessages
-from fedstill.federation.sampling import Everyone, Sample
-from fedstill.federation.topology import TOPOLOGIES, Graph, Topology
+from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHODS
+from fedstill.methods.virtual import Virtual
 from fedstill.models import MODELS
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Method)
 Table = dict[str, Any]
 Chance = Annotated[float, Range(0, 1, open_low=True)]
 
@@ -60,6 +48,7 @@ class RunTable:
     checkpoint_every: Count = 1
     keep_checkpoints: Count = 2
     pictures: bool = True
+    cache_dir: str = "runs/cache"  # results that several runs share, such as warm-up sets
 
 
 @dataclass(frozen=True)
@@ -71,6 +60,7 @@ class DataTable:
     size: Count | None = None
     channels: Count | None = None
     partition: dict[str, Any] | None = None
+    virtual: dict[str, Any] | None = None  # train on sets distilled from the data instead
     seed: Whole | None = None  # of the split; the run's seed when left out
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -125,67 +115,6 @@ class Recipe:
             "reported": self.reported,
         }
         return {name: table for name, table in tables.items() if table}
-
-
-class Built:
-    """Everything a run needs, made from a recipe."""
-
-    def __init__(self, recipe: Recipe):
-        self.recipe = recipe
-        self.device = chosen_device(recipe.run.device)
-        torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
-        if recipe.run.threads:
-            torch.set_num_threads(recipe.run.threads)
-        self.collection = load_data(recipe)
-        self.models, self.server_model = made_models(recipe, self.collection)
-        population = Population(self.collection, self.models, self.server_model, device=self.device)
-        names = list(population.clients)
-        self.graph = made_graph(recipe, names)
-        sampler = made_sampler(recipe.federation, len(names))
-        self.experiment = Experiment(
-            recipe.method,
-            population,
-            self.graph,
-            sampler,
-            rounds=recipe.run.rounds,
-            seed=recipe.run.seed,
-            evaluate_every=recipe.run.evaluate_every,
-            scores=chosen_scores(recipe, len(names)),
-            bad_messages=recipe.federation.bad_messages,
-        )
-        self.engine, self.engine_note = made_engine(recipe, population, self.device)
-
-    def digest(self) -> str:
-        """What a checkpoint must share with a run that goes on from it."""
-        tables = {**decisive(self.recipe), "content": self.collection.digest()}
-        text = json.dumps(tables, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-def decisive(recipe: Recipe) -> Table:
-    """The values that decide the numbers of every round.
-
-    A run that goes on may get more rounds, another name or device; these it must keep.
-    """
-    tables = recipe.as_tables()
-    kept: Table = {k: tables[k] for k in ("data", "models", "federation", "method") if k in tables}
-    kept["data"] = {k: v for k, v in kept["data"].items() if k != "data_dir"}
-    kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
-    kept["run"] = {"seed": recipe.run.seed}
-    return kept
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
-    """A line for every value that two tables do not share."""
-    lines: list[str] = []
-    for key in dict.fromkeys((*before, *now)):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            lines += differences(old, new, f"{where}{key}.")
-        elif old != new:
-            words = ["unset" if value is None else repr(value) for value in (old, new)]
-            lines.append(f"{where}{key} was {words[0]}, not {words[1]}")
-    return lines
 
 
 def read_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Table:
@@ -277,7 +206,10 @@ def checked(tables: Table) -> list[Recipe]:
     methods = methods if isinstance(methods, list) else [methods]
     if not methods:
         faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
-    made = [_read_method(table, i, len(methods), faults) for i, table in enumerate(methods)]
+    virtual = data.virtual if data is not None else None
+    made = [
+        _read_method(table, i, len(methods), virtual, faults) for i, table in enumerate(methods)
+    ]
     labels = [item[2] for item in made if item]
     faults += [
         f"method.label {label!r} stands twice; give each method its own label"
@@ -341,7 +273,7 @@ def as_hinted(value: Any, hint: Any) -> Any:
 
 
 def _read_method(
-    table: Any, place: int, count: int, faults: list[str]
+    table: Any, place: int, count: int, virtual: Table | None, faults: list[str]
 ) -> tuple[Method, str, str] | None:
     where = "method" if count == 1 else f"method[{place}]"
     if not isinstance(table, Mapping) or "name" not in table:
@@ -359,12 +291,19 @@ def _read_method(
             faults.append(f"{where}.preset: {wrong}")
             return None
         given = {**kind.presets[table["preset"]], **given}
+    if kind.distils:  # it makes its virtual sets itself, by the same values as the others'
+        given = {**(virtual or {}), **given}
+    method = _read_values(kind, given, where, faults)
+    return (method, name, str(label)) if method is not None else None
+
+
+def _read_values(kind: type[M], given: Any, where: str, faults: list[str]) -> M | None:
+    """A method from its values; also what is wrong with them together is added to `faults`."""
     try:
-        method = read_table(kind, given, where, faults)
+        return read_table(kind, given, where, faults)
     except BadValue as error:
         faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
         return None
-    return (method, name, str(label)) if method is not None else None
 
 
 def _among(name: Any, known: Mapping[str, Any]) -> bool:
@@ -419,6 +358,8 @@ def _check_data(data: DataTable, faults: list[str]) -> None:
         faults.append("data.name: " + unknown("data set", data.name, DATASETS))
     if data.partition is not None:
         _check_partition(data.partition, faults)
+    if data.virtual is not None:
+        _read_values(Virtual, data.virtual, "data.virtual", faults)
 
 
 def _check_partition(partition: Table, faults: list[str]) -> None:
@@ -442,194 +383,8 @@ def _check_federation(federation: FederationTable, faults: list[str]) -> None:
         faults.append("federation.sample and federation.share: give one of them")
 
 
-def load_data(recipe: Recipe) -> Collection:
-    """The recipe's data; a fault names the table."""
-    data = recipe.data
-    try:
-        return load(
-            data.name,
-            data_dir=data.data_dir,
-            size=data.size,
-            channels=data.channels,
-            partition=data.partition,
-            seed=recipe.run.seed if data.seed is None else data.seed,
-            **data.options,
-        )
-    except DataError as error:
-        raise DataError(f"data: {error}") from error
-
-
-def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Model], Model]:
-    """Everybody's network: by client name, else in turn from `cycle`, else the common one."""
-    tables, shape = recipe.models, tuple(collection.shape)
-    common = {k: v for k, v in tables.items() if k not in ("cycle", "clients")}
-    cycle, by_name = tables.get("cycle", []), tables.get("clients", {})
-    names = [site.name for site in collection.sites]
-    strangers = [name for name in by_name if name not in names]
-    if strangers:
-        raise RecipeError(["models.clients: " + unknown("client", n, names) for n in strangers])
-    models = {}
-    for i, name in enumerate(names):
-        turn = cycle[i % len(cycle)] if cycle else {}
-        table = joined_tables(common, turn, by_name.get(name, {}))
-        models[name] = network(table, shape, collection.classes)
-    server = network(common, shape, collection.classes)
-    if recipe.method.scored is Place.SERVER and any(m != server for m in models.values()):
-        raise RecipeError(
-            f"models: {recipe.method_name} averages one network, but the clients' networks differ; "
-            "leave out models.cycle and models.clients, or use a method for mixed networks"
-        )
-    return models, server
-
-
-def joined_tables(*tables: Table) -> Table:
-    """Tables of networks, later ones first; options of a network of another name are left out."""
-    made: Table = {}
-    for table in tables:
-        other = table.get("name", made.get("name")) != made.get("name")
-        made = {**({} if other else made), **table}
-    return made
-
-
-def network(table: Table, shape: tuple[int, ...], classes: int) -> Model:
-    """One network for images of a shape and a number of classes."""
-    name = table.get("name", "convnet")
-    kind = MODELS[name]
-    named = ranges.hints(kind)
-    strange = sorted(set(table) - {"name"} - set(named))
-    if strange:
-        raise RecipeError([f"models: a {name} has no key {key!r}" for key in strange])
-    options = {k: as_hinted(v, named[k]) for k, v in table.items() if k != "name"}
-    model = kind(shape, classes, **options)
-    model.laws()  # refuses images it cannot take
-    return model
-
-
-def made_topology(recipe: Recipe) -> Topology:
-    """Who hears whom; `auto` is a star, or everybody for a method of peers."""
-    table, peers = recipe.federation, speaks_to_peers(recipe.method)
-    name = table.topology
-    if name == "auto":
-        name = "complete" if peers else "star"
-    if name == "star" and peers:
-        raise RecipeError(
-            f'federation.topology = "star": {recipe.method_name} speaks from client to client; '
-            f"use one of {', '.join(sorted(set(TOPOLOGIES) - {'star'}))}"
-        )
-    kind = TOPOLOGIES[name]
-    known = {f.name for f in fields(kind)} if is_dataclass(kind) else set()
-    options = {
-        key: getattr(table, key)
-        for key in ("neighbours", "degree", "probability")
-        if getattr(table, key) is not None
-    }
-    extra = sorted(set(options) - known)
-    if extra:
-        raise RecipeError([f"federation.{key}: a {name} topology has no such key" for key in extra])
-    return kind(**options)
-
-
-def made_graph(recipe: Recipe, names: Sequence[NodeId]) -> Graph:
-    """Who hears whom among these clients; a fault names the table."""
-    try:
-        return made_topology(recipe).graph(names, recipe.run.seed)
-    except RecipeError:
-        raise
-    except BadValue as error:
-        raise RecipeError([f"federation: {line}" for line in error.faults]) from error
-
-
-def made_sampler(table: FederationTable, clients: int) -> Sampler:
-    """Who takes part; refuses to ask for more clients than there are."""
-    if table.sample is None and table.share is None:
-        return Everyone()
-    if table.sample is not None and table.sample > clients:
-        raise RecipeError(
-            f"federation.sample = {table.sample}, but there are {clients} clients; "
-            f"ask for at most {clients}"
-        )
-    return Sample(count=table.sample, share=table.share)
-
-
-def chosen_scores(recipe: Recipe, clients: int) -> Literal["cross", "own"]:
-    """Every model on every test set up to thirty clients; beyond that each on its own."""
-    if recipe.run.scores != "auto":
-        return recipe.run.scores
-    return "cross" if clients <= 30 else "own"
-
-
-def chosen_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise RecipeError(f"run.device = {name!r}: use auto, cpu, cuda or cuda:0") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RecipeError(f"run.device = {name!r}, but no CUDA device is here; use auto or cpu")
-    return device
-
-
-def made_engine(recipe: Recipe, population: Population, device: torch.device) -> tuple[Engine, str]:
-    """The engine and a sentence on why it was chosen."""
-    name, why = recipe.engine.name, "as the recipe says"
-    if name == "auto":
-        name = "batched" if device.type == "cuda" else "in_process"
-        why = f"chosen for device {device.type}"
-    seed = recipe.run.seed
-    if name == "batched":
-        engine: Engine = Batched(
-            recipe.method, population, seed=seed, device=device,
-            stack_at_most=recipe.engine.stack_at_most,
-        )  # fmt: skip
-    else:
-        engine = InProcess(recipe.method, population, seed=seed, device=device)
-    return engine, f"{name}, {why}"
-
-
 def values(instance: Any) -> Table:
     """The fields of a dataclass that TOML can hold: no None, tuples as lists."""
     found = {f.name: getattr(instance, f.name) for f in fields(instance) if f.init}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
     return {k: v for k, v in plain.items() if v is not None and v != {}}
-
-
-def toml_text(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML, nested ones after the plain values."""
-    return "\n".join(_toml_lines(tables, ())) + "\n"
-
-
-def _toml_lines(table: Mapping[str, Any], where: tuple[str, ...]) -> list[str]:
-    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
-    nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
-    lines = [f"[{'.'.join(map(_toml_key, where))}]"] if where and (plain or not nested) else []
-    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
-    for key, inner in nested.items():
-        lines += (
-            ["", *_toml_lines(inner, (*where, key))] if lines else _toml_lines(inner, (*where, key))
-        )
-    return lines
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items())
-        return "{" + inner + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    return _toml_text(str(value))
-
-
-def _toml_text(text: str) -> str:
-    """A basic string: JSON's escapes are TOML's, but for one control character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

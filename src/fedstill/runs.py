@@ -17,15 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstill.config import (
-    Built,
-    Recipe,
-    checked,
-    decisive,
-    differences,
-    read_recipe,
-    toml_text,
-)
+from fedstill.build import Built, decisive, differences
+from fedstill.config import Recipe, checked, read_recipe
 from fedstill.core import trees
 from fedstill.core.errors import RecipeError, RunFolderError
 from fedstill.core.method import Method, Place
@@ -39,6 +32,7 @@ from fedstill.logbook.events import Note
 from fedstill.logbook.reader import read_run
 from fedstill.logbook.summary import summarise, write_summary
 from fedstill.logbook.writer import FolderLog, write_json
+from fedstill.toml import toml_text
 
 try:
     import fcntl
@@ -149,7 +143,7 @@ def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | No
 def _first_notes(built: Built, saved: checkpoint.Saved | None) -> list[Note]:
     """What a reader must know of a run's beginning, or of where it goes on."""
     if saved is None:
-        about_data = [Note(0, "data", "", text) for text in built.collection.notes]
+        about_data = [Note(0, "data", "", text) for text in built.notes]
         return [Note(0, "engine", "", built.engine_note), *about_data]
     where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
     return [where, *(Note(saved.round, "warning", "", text) for text in saved.notes)]

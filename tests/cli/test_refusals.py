@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from fedstill import runs
-from fedstill.config import toml_text
 from fedstill.core import Inbox, Message, Method, Node, Place, State, Step, Weights, at_clients
 from fedstill.federation import checkpoint
 from fedstill.methods import METHODS
 from fedstill.parts import synthesis
+from fedstill.toml import toml_text
 from small_recipes import (
     CLIENTS,
     FEDDM,

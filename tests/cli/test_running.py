@@ -14,8 +14,8 @@ import tomllib
 import pytest
 
 from fedstill.cli import _said, joined_seeds
-from fedstill.config import toml_text
 from fedstill.federation.run import Progress
+from fedstill.toml import toml_text
 from small_recipes import FEDDM, fedstill, images_recipe, tables, write_recipe
 
 

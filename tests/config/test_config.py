@@ -10,17 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.config import (
-    Built,
-    RecipeError,
-    checked,
-    chosen_scores,
-    decisive,
-    differences,
-    overridden,
-    read_recipe,
-    toml_text,
-)
+from fedstill.build import Built, chosen_scores, decisive, differences
+from fedstill.config import RecipeError, checked, overridden, read_recipe
+from fedstill.toml import toml_text
 from small_recipes import tables, write_recipe
 
 BASE: dict[str, Any] = {"data": {"name": "digits5"}, "method": {"name": "fedavg"}}

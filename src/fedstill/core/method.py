@@ -109,10 +109,12 @@ def at_clients(act: Callable[[Any, Any, Any], Any]) -> Any:
 class Method:
     """A frozen dataclass of hyper-parameters and a plan of steps.
 
-    `scored` says whose models are evaluated; `presets` holds named sets of values.
+    `scored` says whose models are evaluated; `presets` holds named sets of values; a method that
+    `distils` makes its clients' virtual sets itself.
     """
 
     scored: ClassVar[Place] = Place.SERVER
+    distils: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:

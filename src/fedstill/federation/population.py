@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 
 import torch
 from numpy.typing import NDArray
@@ -52,6 +54,15 @@ class Population:
             data = Data((Part(self._pool(site.pool, site), self._rows(site.rows)),))
             self._parties[node] = Party(data, self._test(site), self.models[node])
         return self._parties[node]
+
+    def learning_from(self, data: Mapping[NodeId, Data]) -> Population:
+        """The same people with other training examples; tests and networks stay."""
+        twin = copy(self)
+        twin._parties = {
+            node: replace(self.party(node), data=data.get(node, self.party(node).data))
+            for node in self.clients
+        }
+        return twin
 
     def _test(self, site: Site) -> Data:
         """The test set; the very same object for all clients that share it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Never
+from typing import Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
@@ -99,6 +99,8 @@ class FedLGD(Method):
     Counting rounds t from 0: the global set is refined at t = 0, 5, …, 50, local ones from 5 on.
     Without refinement there is no global set, and no regulariser either.
     """
+
+    distils: ClassVar[bool] = True
 
     per_class: Count = 10
     global_per_class: Count = 10

@@ -34,6 +34,7 @@ class Virtual(Method):
     """Warm-up by distribution matching under random networks."""
 
     scored: ClassVar[Place] = Place.CLIENTS
+    distils: ClassVar[bool] = True
 
     per_class: Count = 10
     warm_up_steps: Count = 10_000

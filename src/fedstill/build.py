@@ -1,0 +1,265 @@
+"""From a checked recipe to the objects of a run; every refusal names the recipe's key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal
+
+import torch
+
+from fedstill.config import EngineTable, FederationTable, Recipe, Table, as_hinted
+from fedstill.core import ranges
+from fedstill.core.data import Data
+from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
+from fedstill.core.method import Method, Place
+from fedstill.core.model import Model
+from fedstill.core.records import NodeId
+from fedstill.data import Collection, load
+from fedstill.engines.batched import Batched
+from fedstill.engines.engine import Engine, Everybody
+from fedstill.engines.in_process import InProcess
+from fedstill.federation.experiment import Experiment, Sampler, speaks_to_peers
+from fedstill.federation.population import Population
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Everyone, Sample
+from fedstill.federation.store import FolderStore
+from fedstill.federation.topology import TOPOLOGIES, Graph, Topology
+from fedstill.logbook.writer import MemoryLog
+from fedstill.methods.virtual import Own, Virtual
+from fedstill.models import MODELS
+
+
+class Built:
+    """Everything a run needs, made from a recipe."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+        self.device = chosen_device(recipe.run.device)
+        torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
+        if recipe.run.threads:
+            torch.set_num_threads(recipe.run.threads)
+        self.collection = load_data(recipe)
+        self.models, self.server_model = made_models(recipe, self.collection)
+        population = Population(self.collection, self.models, self.server_model, device=self.device)
+        names = list(population.clients)
+        self.store = FolderStore(recipe.run.cache_dir)
+        self.notes = list(self.collection.notes)
+        if recipe.data.virtual is not None and not recipe.method.distils:
+            population = self._on_virtual_data(population)
+        self.graph = self.graph_of(population)
+        sampler = made_sampler(recipe.federation, len(names))
+        self.experiment = Experiment(
+            recipe.method,
+            population,
+            self.graph,
+            sampler,
+            rounds=recipe.run.rounds,
+            seed=recipe.run.seed,
+            evaluate_every=recipe.run.evaluate_every,
+            scores=chosen_scores(recipe, len(names)),
+            bad_messages=recipe.federation.bad_messages,
+        )
+        self.engine = self._engine(recipe.method, population)
+        self.engine_note = f"{self.engine.name}, {why_engine(recipe.engine, self.device)}"
+
+    def _engine(self, method: Method, people: Everybody) -> Engine:
+        recipe = self.recipe
+        options: Table = {"seed": recipe.run.seed, "device": self.device, "store": self.store}
+        if engine_name(recipe.engine, self.device) == "in_process":
+            return InProcess(method, people, **options)
+        return Batched(method, people, stack_at_most=recipe.engine.stack_at_most, **options)
+
+    def _on_virtual_data(self, population: Population) -> Population:
+        """The same people, learning from sets that they distil first."""
+        virtual = Virtual(**(self.recipe.data.virtual or {}))
+        engine = self._engine(virtual, population)
+        warm_up = Experiment(
+            virtual, population, self.graph_of(population), Everyone(), rounds=0,
+            seed=self.recipe.run.seed,
+        )  # fmt: skip
+        run(warm_up, engine, MemoryLog())
+        self.notes.append(
+            f"trained on virtual data, {virtual.per_class} images per class: "
+            f"{self.store.made} sets made, {self.store.found} found in {self.store.folder}"
+        )
+        made = {node: state for node, state in engine.states.items() if isinstance(state, Own)}
+        return population.learning_from(
+            {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
+        )
+
+    def graph_of(self, population: Population) -> Graph:
+        return made_graph(self.recipe, list(population.clients))
+
+    def digest(self) -> str:
+        """What a checkpoint must share with a run that goes on from it."""
+        tables = {**decisive(self.recipe), "content": self.collection.digest()}
+        text = json.dumps(tables, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def decisive(recipe: Recipe) -> Table:
+    """The values that decide the numbers of every round.
+
+    A run that goes on may get more rounds, another name or device; these it must keep.
+    """
+    tables = recipe.as_tables()
+    kept: Table = {k: tables[k] for k in ("data", "models", "federation", "method") if k in tables}
+    kept["data"] = {k: v for k, v in kept["data"].items() if k != "data_dir"}
+    kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
+    kept["run"] = {"seed": recipe.run.seed}
+    return kept
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
+    """A line for every value that two tables do not share."""
+    lines: list[str] = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += differences(old, new, f"{where}{key}.")
+        elif old != new:
+            words = ["unset" if value is None else repr(value) for value in (old, new)]
+            lines.append(f"{where}{key} was {words[0]}, not {words[1]}")
+    return lines
+
+
+def load_data(recipe: Recipe) -> Collection:
+    """The recipe's data; a fault names the table."""
+    data = recipe.data
+    try:
+        return load(
+            data.name,
+            data_dir=data.data_dir,
+            size=data.size,
+            channels=data.channels,
+            partition=data.partition,
+            seed=recipe.run.seed if data.seed is None else data.seed,
+            **data.options,
+        )
+    except DataError as error:
+        raise DataError(f"data: {error}") from error
+
+
+def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Model], Model]:
+    """Everybody's network: by client name, else in turn from `cycle`, else the common one."""
+    tables, shape = recipe.models, tuple(collection.shape)
+    common = {k: v for k, v in tables.items() if k not in ("cycle", "clients")}
+    cycle, by_name = tables.get("cycle", []), tables.get("clients", {})
+    names = [site.name for site in collection.sites]
+    strangers = [name for name in by_name if name not in names]
+    if strangers:
+        raise RecipeError(["models.clients: " + unknown("client", n, names) for n in strangers])
+    models = {}
+    for i, name in enumerate(names):
+        turn = cycle[i % len(cycle)] if cycle else {}
+        table = joined_tables(common, turn, by_name.get(name, {}))
+        models[name] = network(table, shape, collection.classes)
+    server = network(common, shape, collection.classes)
+    if recipe.method.scored is Place.SERVER and any(m != server for m in models.values()):
+        raise RecipeError(
+            f"models: {recipe.method_name} averages one network, but the clients' networks differ; "
+            "leave out models.cycle and models.clients, or use a method for mixed networks"
+        )
+    return models, server
+
+
+def joined_tables(*tables: Table) -> Table:
+    """Tables of networks, later ones first; options of a network of another name are left out."""
+    made: Table = {}
+    for table in tables:
+        other = table.get("name", made.get("name")) != made.get("name")
+        made = {**({} if other else made), **table}
+    return made
+
+
+def network(table: Table, shape: tuple[int, ...], classes: int) -> Model:
+    """One network for images of a shape and a number of classes."""
+    name = table.get("name", "convnet")
+    kind = MODELS[name]
+    named = ranges.hints(kind)
+    strange = sorted(set(table) - {"name"} - set(named))
+    if strange:
+        raise RecipeError([f"models: a {name} has no key {key!r}" for key in strange])
+    options = {k: as_hinted(v, named[k]) for k, v in table.items() if k != "name"}
+    model = kind(shape, classes, **options)
+    model.laws()  # refuses images it cannot take
+    return model
+
+
+def made_topology(recipe: Recipe) -> Topology:
+    """Who hears whom; `auto` is a star, or everybody for a method of peers."""
+    table, peers = recipe.federation, speaks_to_peers(recipe.method)
+    name = table.topology
+    if name == "auto":
+        name = "complete" if peers else "star"
+    if name == "star" and peers:
+        raise RecipeError(
+            f'federation.topology = "star": {recipe.method_name} speaks from client to client; '
+            f"use one of {', '.join(sorted(set(TOPOLOGIES) - {'star'}))}"
+        )
+    kind = TOPOLOGIES[name]
+    known = {f.name for f in fields(kind)} if is_dataclass(kind) else set()
+    options = {
+        key: getattr(table, key)
+        for key in ("neighbours", "degree", "probability")
+        if getattr(table, key) is not None
+    }
+    extra = sorted(set(options) - known)
+    if extra:
+        raise RecipeError([f"federation.{key}: a {name} topology has no such key" for key in extra])
+    return kind(**options)
+
+
+def made_graph(recipe: Recipe, names: Sequence[NodeId]) -> Graph:
+    """Who hears whom among these clients; a fault names the table."""
+    try:
+        return made_topology(recipe).graph(names, recipe.run.seed)
+    except RecipeError:
+        raise
+    except BadValue as error:
+        raise RecipeError([f"federation: {line}" for line in error.faults]) from error
+
+
+def made_sampler(table: FederationTable, clients: int) -> Sampler:
+    """Who takes part; refuses to ask for more clients than there are."""
+    if table.sample is None and table.share is None:
+        return Everyone()
+    if table.sample is not None and table.sample > clients:
+        raise RecipeError(
+            f"federation.sample = {table.sample}, but there are {clients} clients; "
+            f"ask for at most {clients}"
+        )
+    return Sample(count=table.sample, share=table.share)
+
+
+def chosen_scores(recipe: Recipe, clients: int) -> Literal["cross", "own"]:
+    """Every model on every test set up to thirty clients; beyond that each on its own."""
+    if recipe.run.scores != "auto":
+        return recipe.run.scores
+    return "cross" if clients <= 30 else "own"
+
+
+def chosen_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"run.device = {name!r}: use auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RecipeError(f"run.device = {name!r}, but no CUDA device is here; use auto or cpu")
+    return device
+
+
+def engine_name(table: EngineTable, device: torch.device) -> str:
+    """The engine's name; `auto` stacks on a GPU, where it wins, and not on a CPU."""
+    if table.name != "auto":
+        return table.name
+    return "batched" if device.type == "cuda" else "in_process"
+
+
+def why_engine(table: EngineTable, device: torch.device) -> str:
+    return "as the recipe says" if table.name != "auto" else f"chosen for device {device.type}"
