@@ -25,6 +25,9 @@ app = typer.Typer(
 
 Listing = Annotated[Form, typer.Option("--format", help="How the listing is printed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, only the result.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The recipe's small variant, its table [quick].")
+]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the files of named data sets, e.g. mnist.npz.")
 ]
@@ -41,13 +44,14 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME by default.")] = None,
     seeds: Annotated[str | None, typer.Option(help="One or more, e.g. --seeds 0 1 2")] = None,
     data_dir: DataDir = None,
+    quick: Quick = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe: every method in it, for every seed."""
     from fedstill import config, runs
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
-    recipes = config.checked(config.read_recipe(recipe, changes))
+    recipes = config.checked(config.read_recipe(recipe, changes, quick=quick))
     numbers = [recipes[0].run.seed] if seeds is None else _seeds(seeds)
     pairs = runs.folders_for(recipes, numbers, out or Path("runs") / recipes[0].run.name)
     for _, folder in pairs:  # before the first of them starts
@@ -146,6 +150,7 @@ def data(
     ] = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
+    quick: Quick = False,
     picture: Annotated[Path | None, typer.Option(help="Draw the partition to this file.")] = None,
     form: Listing = Form.table,
 ) -> None:
@@ -161,7 +166,7 @@ def data(
     from fedstill.data import counts_table
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
-    first = config.checked(config.read_recipe(recipe, changes))[0]
+    first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
     collection = build.load_data(first)
     listings.print_rows(counts_table(collection), form)
     for note in collection.notes:
@@ -182,7 +187,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Four methods on five embedded domains of digits: a table and pictures in two minutes."""
-    from fedstill import config, runs
+    from fedstill import config, pictures, runs
     from fedstill.logbook.reader import read_run
     from fedstill.report import plots
     from fedstill.report.tables import comparison
@@ -194,7 +199,7 @@ def demo(
     _run_all(pairs, quiet, runs.begin, named=False)
     found = comparison([folder for _, folder in pairs])
     listings.console().print(found.as_rich())
-    drawn = runs.pictures_of(target)
+    drawn = pictures.pictures_of(target)
     try:
         every = [read_run(folder) for _, folder in pairs]
         drawn += [

@@ -1,14 +1,15 @@
 """Recipes: names looked up, tables read into dataclasses, all faults at once; nothing is made.
 
 A recipe is one TOML file with tables `run`, `data`, `models`, `federation`, `method`, `engine`
-and, for people, `about` and `reported`. `[[method]]` may stand several times.
+and, for people, `about` and `reported`. `[[method]]` may stand several times. A table `quick` holds
+changes that make a small variant of the recipe.
 """
 
 from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -31,6 +32,9 @@ Table = dict[str, Any]
 Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
+QUICK = "quick"  # changes for a small variant; see quickened
+UNSET = "unset"  # as a value in that table: the key is taken away
+METHOD_KEYS = ("name", "label", "preset")  # of a method's table, besides its fields
 BASE_FIELDS = {"shape", "classes", "training", "device", "notes"}  # of Model, not options
 
 
@@ -117,8 +121,11 @@ class Recipe:
         return {name: table for name, table in tables.items() if table}
 
 
-def read_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Table:
-    """The tables of a recipe file with `key=value` overrides applied; not yet checked."""
+def read_recipe(path: Path | str, overrides: Sequence[str] = (), *, quick: bool = False) -> Table:
+    """The tables of a recipe file, or of its quick variant, with `key=value` overrides applied.
+
+    They are not yet checked, but for what the quick variant changes.
+    """
     path = Path(path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -130,7 +137,7 @@ def read_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Table:
         raise RecipeError(f"{path} is not a text in UTF-8: {error}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from error
-    return overridden(tables, overrides)
+    return overridden(quickened(tables) if quick else tables, overrides)
 
 
 def overridden(tables: Table, overrides: Sequence[str]) -> Table:
@@ -139,35 +146,130 @@ def overridden(tables: Table, overrides: Sequence[str]) -> Table:
     faults = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        where = key.strip().split(".")
-        if not equals or not all(where):
-            faults.append(f"override {text!r}: write it as table.key=value, e.g. run.rounds=5")
-            continue
-        if len(where) == 1:
-            faults.append(f"override {text!r}: say which table, e.g. {_guessed_table(where[0])}")
-            continue
-        for target in _targets(changed, where[0]):
-            try:
-                _set(target, where[1:], _parsed(value.strip()))
-            except TypeError:
-                faults.append(f"override {text!r}: {key} is not a table")
+        wrong: str | None = "write it as table.key=value, e.g. run.rounds=5"
+        if equals:
+            wrong = _change(changed, key.strip(), _parsed(value.strip()))
+        if wrong:
+            faults.append(f"override {text!r}: {wrong}")
     if faults:
         raise RecipeError(faults)
     return changed
 
 
-def _targets(tables: Table, name: str) -> list[Any]:
-    """The table of a name, or each of several `[[method]]` tables."""
+def quickened(tables: Table) -> Table:
+    """The small variant of a recipe: its `[quick]` table applied; what that breaks is refused.
+
+    It has a name of its own, and no reported numbers: they belong to the recipe as it stands.
+    """
+    quick = tables.get(QUICK)
+    if not isinstance(quick, Mapping):
+        raise RecipeError(
+            "the recipe has no table [quick], so it has no small variant; "
+            'add one with dotted keys, e.g. "run.rounds" = 1'
+        )
+    plain = {name: table for name, table in tables.items() if name != QUICK}
+    changed: Table = copy.deepcopy(plain)
+    faults = []
+    for key, value in _dotted(quick):
+        wrong = _change(changed, key, value, quick=True)
+        if wrong:
+            faults.append(f"quick: {key}: {wrong}")
+    before = _faults(plain)
+    faults += [f"quick: {line}" for line in _faults(changed) if line not in before]
+    if faults:
+        raise RecipeError([*before, *faults])
+    changed.pop("reported", None)
+    run = changed.setdefault("run", {})
+    if isinstance(run, dict) and run.get("name") == plain.get("run", {}).get("name"):
+        run["name"] = f"{run.get('name', RunTable.name)}-quick"
+    return changed
+
+
+def _dotted(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values; `run.rounds` without quotes is a table in TOML and means the same."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and "." not in key:
+            yield from _dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _change(tables: Table, key: str, value: Any, *, quick: bool = False) -> str | None:
+    """Set the value at a dotted key; what is wrong with the key, or None."""
+    name, *keys = key.split(".")
+    if not name or not all(keys):
+        return "write it as table.key=value, e.g. run.rounds=5"
+    if name == QUICK:
+        return "what stands in [quick] is not changed from outside; change the key it names"
+    if not keys:
+        return f"say which table, e.g. {_guessed_table(name)}"
     found = tables.setdefault(name, {})
-    return list(found) if isinstance(found, list) else [found]
+    targets = [found]
+    if name == "method":
+        methods = found if isinstance(found, list) else [found]
+        targets, keys = _methods_meant(methods, keys)
+        if len(keys) > 1 and len(methods) > 1 and not _fits_any(keys[0], METHODS.values()):
+            return unknown("label", keys[0], [_label(table) for table in methods])
+        if quick and not targets:
+            every = METHODS.values()
+            return None if _fits_any(keys[0], every) else _unknown_field(keys[0], methods)
+        targets = targets or methods
+    try:
+        for target in targets:
+            _set(target, keys, value, unset=quick and value == UNSET)
+    except TypeError:
+        return f"{key} is not a table"
+    return None
 
 
-def _set(table: Any, keys: Sequence[str], value: Any) -> None:
+def _methods_meant(methods: Sequence[Any], keys: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """The methods that a key addresses, by label or because they have it; the key in them."""
+    rest = ".".join(keys)
+    named = [table for table in methods if rest.startswith(f"{_label(table)}.")]
+    if named:
+        label = max(map(_label, named), key=len)  # labels may hold dots
+        meant = [table for table in named if _label(table) == label]
+        return meant, rest.removeprefix(f"{label}.").split(".")
+    return [table for table in methods if _fits(keys[0], _kind(table))], list(keys)
+
+
+def _label(table: Any) -> str:
+    found = table if isinstance(table, Mapping) else {}
+    return str(found.get("label", found.get("name", "")))
+
+
+def _kind(table: Any) -> type[Method] | None:
+    """The class of a method's table, where its name is known."""
+    name = table.get("name") if isinstance(table, Mapping) else None
+    return METHODS[name] if _among(name, METHODS) else None
+
+
+def _fits(key: str, kind: type[Method] | None) -> bool:
+    return key in METHOD_KEYS or (kind is not None and key in _field_names(kind))
+
+
+def _fits_any(key: str, kinds: Iterable[type[Method]]) -> bool:
+    return any(_fits(key, kind) for kind in kinds)
+
+
+def _unknown_field(key: str, methods: Sequence[Any]) -> str:
+    kinds = [kind for kind in map(_kind, methods) if kind is not None]
+    return unknown("key", key, {*METHOD_KEYS, *(n for kind in kinds for n in _field_names(kind))})
+
+
+def _field_names(kind: type[Method]) -> set[str]:
+    return {f.name for f in fields(kind) if f.init}  # type: ignore[arg-type]
+
+
+def _set(table: Any, keys: Sequence[str], value: Any, *, unset: bool = False) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise TypeError(key)
-    table[keys[-1]] = value
+    if unset:
+        table.pop(keys[-1], None)
+    else:
+        table[keys[-1]] = value
 
 
 def _parsed(text: str) -> Any:
@@ -187,7 +289,7 @@ def _guessed_table(key: str) -> str:
 def checked(tables: Table) -> list[Recipe]:
     """A recipe for each method; raises with every fault of every table."""
     faults: list[str] = []
-    known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES}
+    known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES, QUICK}
     faults += [unknown("table", name, known) for name in tables if name not in known]
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
     data = read_table(DataTable, tables.get("data", {}), "data", faults)
@@ -235,6 +337,15 @@ def checked(tables: Table) -> list[Recipe]:
         )
         for method, name, label in (item for item in made if item)
     ]
+
+
+def _faults(tables: Table) -> list[str]:
+    """What `checked` would refuse."""
+    try:
+        checked(tables)
+    except RecipeError as error:
+        return error.faults
+    return []
 
 
 def read_table(kind: type[T], table: Any, where: str, faults: list[str]) -> T | None:

@@ -6,24 +6,21 @@ import csv
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from fedstill import pictures
 from fedstill.build import Built, decisive, differences
 from fedstill.config import Recipe, checked, read_recipe
 from fedstill.core import trees
 from fedstill.core.errors import RecipeError, RunFolderError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import SERVER
-from fedstill.core.records import Message, NodeId, State
+from fedstill.core.records import NodeId, State
 from fedstill.data import Collection, counts_table
 from fedstill.federation import checkpoint
 from fedstill.federation.run import Progress, Watch, run
@@ -41,7 +38,6 @@ except ImportError:  # not on this system: two processes in one folder go unnoti
 
 FOLDER_VERSION = 1
 BEGINNING = ("environment.json", "partition.csv", ".environment.json.new", "recipe.toml.draft")
-MOST_GALLERIES = 10  # clients whose synthetic images are drawn
 
 
 def begin(recipe: Recipe, folder: Path, watch: Watch = lambda progress: None) -> Path:
@@ -109,7 +105,7 @@ def _check_rounds(folder: Path, recipe: Recipe, saved: checkpoint.Saved) -> None
 def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | None) -> Path:
     recipe, engine = built.recipe, built.engine
     digest = built.digest()
-    gallery = Gallery(last=recipe.run.rounds)
+    gallery = pictures.Gallery(last=recipe.run.rounds)
     experiment = replace(built.experiment, channels=[gallery])
     done = None if saved is None else saved.round
     traffic = {"said": 0 if saved is None else int(saved.extra.get("said", 0))}
@@ -123,7 +119,7 @@ def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | No
         def save(round: int) -> None:
             ended = round == recipe.run.rounds
             if ended:
-                _draw_gallery(built, folder, gallery)
+                pictures.draw_sets(built, folder / "pictures", gallery)
             if ended or round % recipe.run.checkpoint_every == 0:
                 log.flush()
                 checkpoint.write(
@@ -163,77 +159,8 @@ def _finish(built: Built, folder: Path) -> None:
         engine=built.engine.name,
         device=str(built.device),
     )
-    draw_pictures(built, folder)
+    pictures.draw(built, rows, folder / "pictures")
     write_summary(folder, summary)
-
-
-@dataclass
-class Gallery:
-    """A channel that looks at the images passing in the last round, and changes nothing."""
-
-    last: int
-    seen: dict[NodeId, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message:
-        images, labels = getattr(message, "images", None), getattr(message, "labels", None)
-        if round == self.last and images is not None and labels is not None:
-            self.seen[sender] = (images.detach().cpu(), labels.detach().cpu())
-        return message
-
-
-def _drawable(built: Built) -> bool:
-    """Whether pictures are wanted and matplotlib is installed."""
-    return built.recipe.run.pictures and find_spec("matplotlib") is not None
-
-
-def draw_pictures(built: Built, folder: Path) -> list[Path]:
-    """The pictures of a run; none where matplotlib is not installed."""
-    if not _drawable(built):
-        return []
-    from fedstill.report import grids, plots
-
-    target = folder / "pictures"
-    rows = read_run(folder, unfinished=True)
-    names = [site.name for site in built.collection.sites]
-    counts = [site.counts(built.collection.classes).tolist() for site in built.collection.sites]
-    drawn = [
-        plots.accuracy_by_round([rows], target / "accuracy-by-round.png"),
-        plots.accuracy_by_bytes([rows], target / "accuracy-by-bytes.png"),
-        grids.partition(
-            counts, names, target / "partition.png", classes=built.collection.class_names
-        ),
-    ]
-    if built.recipe.method.scored is Place.CLIENTS:
-        matrix, path = rows.matrix(), target / "accuracy-matrix.png"
-        drawn.append(
-            grids.accuracy_matrix(matrix.values, matrix.nodes, path, targets=matrix.targets)
-        )
-    return drawn
-
-
-def _draw_gallery(built: Built, folder: Path, gallery: Gallery) -> list[Path]:
-    """The synthetic images of the last round; drawn before its checkpoint, which lacks them."""
-    if not gallery.seen or not _drawable(built):
-        return []
-    from fedstill.report import grids
-
-    drawn = []
-    for site in built.collection.sites[:MOST_GALLERIES]:
-        if site.name in gallery.seen:
-            by_class = grid(*gallery.seen[site.name], built.collection.classes)
-            path = folder / "pictures" / f"synthetic-{_safe(site.name)}.png"
-            labels = built.collection.class_names
-            drawn.append(grids.image_grid(by_class, labels, path, mean=site.mean, std=site.std))
-    return drawn
-
-
-def grid(images: torch.Tensor, labels: torch.Tensor, classes: int) -> NDArray[np.float32]:
-    """[class, image, channel, height, width]; a place without an image is NaN."""
-    rows = [images[labels == c].float() for c in range(classes)]
-    made = torch.full((classes, max(map(len, rows)), *images.shape[1:]), float("nan"))
-    for c, found in enumerate(rows):
-        made[c, : len(found)] = found
-    return made.numpy()
 
 
 def state_kinds(method: Method) -> Callable[[NodeId], type[State] | None]:
@@ -330,10 +257,6 @@ def _lock(handle: int, folder: Path) -> None:
         ) from error
 
 
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
-
-
 def seeded(recipe: Recipe, seed: int) -> Recipe:
     """The same recipe with another seed."""
     return replace(recipe, run=replace(recipe.run, seed=seed))
@@ -345,7 +268,7 @@ def folders_for(
     """A folder for each method and seed: `out` itself for a single run, else one below it."""
     made: dict[Path, Recipe] = {}
     for recipe in recipes:
-        place = out / _safe(recipe.label) if len(recipes) > 1 else out
+        place = out / pictures.safe(recipe.label) if len(recipes) > 1 else out
         for seed in seeds:
             folder = place / f"seed-{seed}" if len(seeds) > 1 else place
             if folder in made:
@@ -395,8 +318,3 @@ def fresh_folder(wanted: Path) -> Path:
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     return folder
-
-
-def pictures_of(folder: Path) -> list[Path]:
-    """Every picture in or below a folder."""
-    return sorted(folder.rglob("*.png"))

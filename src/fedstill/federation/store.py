@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,13 +26,17 @@ class FolderStore:
         self.made = 0
 
     def find(self, key: str, kind: type[R]) -> R | None:
-        """The record of a key, or None."""
+        """The record of a key, or None.
+
+        A folder that could not take the record is refused here: before it is made, not after.
+        """
         path = self._path(key)
         if not path.exists():
+            self._prepare()
             return None
         try:
             record = codec.load(path, kind)
-        except WireError as error:
+        except (WireError, OSError) as error:
             raise DataError(
                 f"{path} is not a {kind.__name__} that fedstill kept ({error}); "
                 "delete it, or choose another folder with run.cache_dir"
@@ -49,15 +54,27 @@ class FolderStore:
         path = self._path(key)
         if path.exists():
             return
+        self._prepare()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             codec.save(record, path)
         except OSError as error:
-            raise DataError(
-                f"cannot keep a result in {self.folder}: {error.strerror or error}; "
-                "choose another folder with run.cache_dir"
-            ) from error
+            raise self._refusal(error.strerror or str(error)) from error
         self.made += 1
+
+    def _prepare(self) -> None:
+        """Make the folder; refuse one that cannot be written to."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refusal(error.strerror or str(error)) from error
+        if not os.access(self.folder, os.W_OK):
+            raise self._refusal("no permission to write")
+
+    def _refusal(self, why: str) -> DataError:
+        return DataError(
+            f"cannot keep a result in {self.folder}: {why}; "
+            "choose another folder with run.cache_dir"
+        )
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"

@@ -24,7 +24,7 @@ def change(common: Weights, start: Weights, reached: Weights, steps: int, lr: fl
     """(c_i - c + (start - reached) / (steps · lr)) - c_i; nothing where no step was taken."""
     if not steps:
         return algebra.zeros(common)
-    way = algebra.sub(algebra.parameters(start), algebra.parameters(reached))
+    way = {name: start[name] - reached[name] for name in common}
     return algebra.sub(algebra.scale(way, 1 / (steps * lr)), common)
 
 

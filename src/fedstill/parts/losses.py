@@ -15,8 +15,11 @@ def supervised_contrastive(
 ) -> Tensor:
     """Khosla et al. 2020, with normalised features; the mean over all rows.
 
-    A row without a partner of its class contributes zero and still counts in the mean.
+    A row without a partner of its class contributes zero and still counts in the mean. The public
+    code also multiplies by temperature / 0.07, which is 1 at its default; here the caller weighs.
     """
+    if len(labels) < 2:  # nobody to compare with, and the log of an empty sum
+        return 0 * features.sum()
     unit = F.normalize(features, dim=1)
     alike = unit @ unit.T / temperature  # [row, row]
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)

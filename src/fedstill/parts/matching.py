@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedstill.core import algebra
+from fedstill.core.data import Batch
+from fedstill.core.model import Model
 from fedstill.core.records import Weights
 
 _EPS = 1e-6
@@ -41,6 +44,11 @@ def slope(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
     moving = algebra.parameters(weights)
     found: Weights = torch.func.grad(lambda moved: loss({**weights, **moved}))(moving)
     return found
+
+
+def loss_on(model: Model, examples: Batch) -> Callable[[Weights], Tensor]:
+    """The mean cross-entropy on some examples as a function of the weights."""
+    return lambda weights: cross_entropy(model(weights, examples.x), examples.y)
 
 
 def path_distance(reached: Weights, target: Weights, start: Weights) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -64,8 +64,13 @@ def from_statistics(node: Node[Any], classes: Sequence[int], per_class: int) -> 
     """Normal pixels with the mean and deviation of each class and channel (FedLGD)."""
     start = from_noise(node, classes, per_class)
     mean, std = class_statistics(node.data, classes, node.model.classes)
-    wide = (len(classes), 1, -1, *[1] * (start.images.dim() - 3))
-    return start._replace(images=start.images * std.reshape(wide) + mean.reshape(wide))
+    return start._replace(images=scaled(start.images, mean, std))
+
+
+def scaled(noise: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """[class, image, channel, ...] with a mean and deviation of each class and channel."""
+    wide = (len(mean), 1, -1, *[1] * (noise.dim() - 3))
+    return noise * std.reshape(wide) + mean.reshape(wide)
 
 
 def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Tensor, Tensor]:
@@ -93,6 +98,9 @@ def held_classes(node: Node[Any]) -> list[int]:
     return [c for c, count in enumerate(counts) if count]
 
 
+MAKING = 1  # raised when the same settings come to make other warm-up sets
+
+
 class Kept(Record):
     """A warm-up set as it is kept between runs."""
 
@@ -108,12 +116,15 @@ async def warmed_up(
     """A set matched to the node's data under fresh random networks, the same for all nodes.
 
     It depends on data, settings, network and seed alone; where the node has a store, it is made
-    once and found again by them.
+    once and found again by them. The networks are of the node's own kind, as FedLGD's text says;
+    its code takes ConvNets whatever is trained afterwards.
     """
     seed = node.draw("warm-up networks", shared=True)
     key = ""
     if node.store is not None:
-        made_by = (matching, start, per_class, node.model.describe(), seed, node.draw("warm-up"))
+        settings = [float(v) if isinstance(v, int) else v for v in astuple(matching)]  # 1 is 1.0
+        draws = (seed, node.draw("warm-up"))
+        made_by = (MAKING, settings, start, per_class, node.model.describe(), draws)
         key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
         kept = node.store.find(key, Kept)
         if kept is not None:
@@ -177,6 +188,7 @@ class Matching:
         self, model: Model, images: Tensor, batch: Iteration, images_share: Tensor
     ) -> Tensor:
         """Σ over outputs and classes of ||mean real - mean synthetic||² (or its root)."""
+        # Statistics of a batch would count empty places; without batch norm the mode is the same.
         still = model.evaluating
         real = augment.apply(batch.real, batch.draws, only=batch.only)
         synthetic = augment.apply(images, batch.draws, only=batch.only)
@@ -321,7 +333,7 @@ class Labelled(NamedTuple):
     """A batch of synthetic images for training a classifier."""
 
     x: Tensor  # [image, ...]
-    y: Tensor  # [image]
+    y: Tensor  # [image], or [image, class] for soft labels
     weight: Tensor  # [image]
     draws: Draws
     only: str
@@ -332,12 +344,22 @@ class Labelled(NamedTuple):
 
 
 def training_batches(
-    node: Node[Any], data: Data, weight: Tensor, size: int, epochs: int, strategy: str
+    node: Node[Any],
+    data: Data,
+    weight: Tensor,
+    size: int,
+    epochs: int,
+    strategy: str,
+    part: int = 0,
 ) -> Made[Labelled]:
-    """Epochs over a synthetic set; one operation a batch, parameters of each image's own."""
-    plan = data.batches(size, node.rng("order"), epochs=epochs)
+    """Epochs over a synthetic set; one operation a batch, parameters of each image's own.
+
+    A step that trains in several parts numbers them, so that each has draws of its own.
+    """
+    named = f" {part}" if part else ""
+    plan = data.batches(size, node.rng(f"order{named}"), epochs=epochs)
     lengths = [len(row) for row in plan.rows]
-    choice, rng = node.rng("operations"), node.rng("augmentation")
+    choice, rng = node.rng(f"operations{named}"), node.rng(f"augmentation{named}")
     supply = {
         length: iter(
             augmentations(
