@@ -21,10 +21,10 @@ from fedstill.data import Collection, load
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Engine, Everybody
 from fedstill.engines.in_process import InProcess
-from fedstill.federation.experiment import Experiment, Sampler, speaks_to_peers
+from fedstill.federation.experiment import Experiment, speaks_to_peers
 from fedstill.federation.population import Population
 from fedstill.federation.run import run
-from fedstill.federation.sampling import Everyone, Sample
+from fedstill.federation.sampling import Everyone, Sample, Sampler
 from fedstill.federation.store import FolderStore
 from fedstill.federation.topology import TOPOLOGIES, Graph, Topology
 from fedstill.logbook.writer import MemoryLog
@@ -47,8 +47,9 @@ class Built:
         names = list(population.clients)
         self.store = FolderStore(recipe.run.cache_dir)
         self.notes = list(self.collection.notes)
+        self.real = population
         if recipe.data.virtual is not None and not recipe.method.distils:
-            population = self._on_virtual_data(population)
+            population = population.learning_from(self.virtual_sets())
         self.graph = self.graph_of(population)
         sampler = made_sampler(recipe.federation, len(names))
         self.experiment = Experiment(
@@ -72,12 +73,12 @@ class Built:
             return InProcess(method, people, **options)
         return Batched(method, people, stack_at_most=recipe.engine.stack_at_most, **options)
 
-    def _on_virtual_data(self, population: Population) -> Population:
-        """The same people, learning from sets that they distil first."""
+    def virtual_sets(self) -> dict[NodeId, Data]:
+        """What the clients distil from their data, as `data.virtual` says."""
         virtual = Virtual(**(self.recipe.data.virtual or {}))
-        engine = self._engine(virtual, population)
+        engine = self._engine(virtual, self.real)
         warm_up = Experiment(
-            virtual, population, self.graph_of(population), Everyone(), rounds=0,
+            virtual, self.real, self.graph_of(self.real), Everyone(), rounds=0,
             seed=self.recipe.run.seed,
         )  # fmt: skip
         run(warm_up, engine, MemoryLog())
@@ -86,9 +87,7 @@ class Built:
             f"{self.store.made} sets made, {self.store.found} found in {self.store.folder}"
         )
         made = {node: state for node, state in engine.states.items() if isinstance(state, Own)}
-        return population.learning_from(
-            {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
-        )
+        return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
 
     def graph_of(self, population: Population) -> Graph:
         return made_graph(self.recipe, list(population.clients))

@@ -182,6 +182,32 @@ def data(
 
 
 @app.command()
+def shift(
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="One with a data.virtual table.")
+    ],
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    most: Annotated[int, typer.Option(help="Examples of each client.", min=2)] = 100,
+    picture: Annotated[Path | None, typer.Option(help="Draw a t-SNE map to this file.")] = None,
+    form: Listing = Form.table,
+) -> None:
+    """Measure how far apart clients' data are, before and after distillation."""
+    from fedstill import build, config
+    from fedstill import shift as shifts
+
+    changes = [*(overrides or []), *_data_dir(data_dir)]
+    first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
+    real, distilled = shifts.measured(build.Built(first), most)
+    listings.print_rows(shifts.pairs(real, distilled), form)
+    if picture is not None:
+        with _drawing():
+            shifts.draw_map(real, distilled, first.run.seed, picture)
+        typer.echo(f"drawn: {picture}", err=True)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     quiet: Quiet = False,

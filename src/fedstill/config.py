@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from fedstill import changes
 from fedstill.core import ranges
 from fedstill.core.errors import BadValue, RecipeError, unknown
 from fedstill.core.method import Method
@@ -33,8 +34,6 @@ Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
 QUICK = "quick"  # changes for a small variant; see quickened
-UNSET = "unset"  # as a value in that table: the key is taken away
-METHOD_KEYS = ("name", "label", "preset")  # of a method's table, besides its fields
 BASE_FIELDS = {"shape", "classes", "training", "device", "notes"}  # of Model, not options
 
 
@@ -170,7 +169,7 @@ def quickened(tables: Table) -> Table:
     plain = {name: table for name, table in tables.items() if name != QUICK}
     changed: Table = copy.deepcopy(plain)
     faults = []
-    for key, value in _dotted(quick):
+    for key, value in changes.dotted(quick):
         wrong = _change(changed, key, value, quick=True)
         if wrong:
             faults.append(f"quick: {key}: {wrong}")
@@ -185,15 +184,6 @@ def quickened(tables: Table) -> Table:
     return changed
 
 
-def _dotted(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys and values; `run.rounds` without quotes is a table in TOML and means the same."""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and "." not in key:
-            yield from _dotted(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
-
-
 def _change(tables: Table, key: str, value: Any, *, quick: bool = False) -> str | None:
     """Set the value at a dotted key; what is wrong with the key, or None."""
     name, *keys = key.split(".")
@@ -203,73 +193,7 @@ def _change(tables: Table, key: str, value: Any, *, quick: bool = False) -> str 
         return "what stands in [quick] is not changed from outside; change the key it names"
     if not keys:
         return f"say which table, e.g. {_guessed_table(name)}"
-    found = tables.setdefault(name, {})
-    targets = [found]
-    if name == "method":
-        methods = found if isinstance(found, list) else [found]
-        targets, keys = _methods_meant(methods, keys)
-        if len(keys) > 1 and len(methods) > 1 and not _fits_any(keys[0], METHODS.values()):
-            return unknown("label", keys[0], [_label(table) for table in methods])
-        if quick and not targets:
-            every = METHODS.values()
-            return None if _fits_any(keys[0], every) else _unknown_field(keys[0], methods)
-        targets = targets or methods
-    try:
-        for target in targets:
-            _set(target, keys, value, unset=quick and value == UNSET)
-    except TypeError:
-        return f"{key} is not a table"
-    return None
-
-
-def _methods_meant(methods: Sequence[Any], keys: Sequence[str]) -> tuple[list[Any], list[str]]:
-    """The methods that a key addresses, by label or because they have it; the key in them."""
-    rest = ".".join(keys)
-    named = [table for table in methods if rest.startswith(f"{_label(table)}.")]
-    if named:
-        label = max(map(_label, named), key=len)  # labels may hold dots
-        meant = [table for table in named if _label(table) == label]
-        return meant, rest.removeprefix(f"{label}.").split(".")
-    return [table for table in methods if _fits(keys[0], _kind(table))], list(keys)
-
-
-def _label(table: Any) -> str:
-    found = table if isinstance(table, Mapping) else {}
-    return str(found.get("label", found.get("name", "")))
-
-
-def _kind(table: Any) -> type[Method] | None:
-    """The class of a method's table, where its name is known."""
-    name = table.get("name") if isinstance(table, Mapping) else None
-    return METHODS[name] if _among(name, METHODS) else None
-
-
-def _fits(key: str, kind: type[Method] | None) -> bool:
-    return key in METHOD_KEYS or (kind is not None and key in _field_names(kind))
-
-
-def _fits_any(key: str, kinds: Iterable[type[Method]]) -> bool:
-    return any(_fits(key, kind) for kind in kinds)
-
-
-def _unknown_field(key: str, methods: Sequence[Any]) -> str:
-    kinds = [kind for kind in map(_kind, methods) if kind is not None]
-    return unknown("key", key, {*METHOD_KEYS, *(n for kind in kinds for n in _field_names(kind))})
-
-
-def _field_names(kind: type[Method]) -> set[str]:
-    return {f.name for f in fields(kind) if f.init}  # type: ignore[arg-type]
-
-
-def _set(table: Any, keys: Sequence[str], value: Any, *, unset: bool = False) -> None:
-    for key in keys[:-1]:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):
-            raise TypeError(key)
-    if unset:
-        table.pop(keys[-1], None)
-    else:
-        table[keys[-1]] = value
+    return changes.change(tables, name, keys, value, quick=quick)
 
 
 def _parsed(text: str) -> Any:

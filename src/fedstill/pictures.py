@@ -93,7 +93,7 @@ def kept_sets(state: State | None, classes: int) -> Mapping[str, Labelled]:
         real = (share > 0).cpu()
         labels = which.cpu().unsqueeze(1).expand(real.shape)
         found["own"] = (images.detach().cpu()[real], labels[real])
-    if anchors is not None:
+    if anchors is not None and len(anchors):
         each = len(anchors) // classes
         found["global"] = (anchors.detach().cpu(), torch.arange(classes).repeat_interleave(each))
     return found

@@ -32,7 +32,7 @@ from small_recipes import (
 )
 
 
-def refused(*arguments: object, says: str | Sequence[str]) -> str:
+def expect_refusal(*arguments: object, says: str | Sequence[str]) -> str:
     """The message of a command that must fail, after its form was checked."""
     said = fedstill(*arguments)
     assert said.code == 2
@@ -74,7 +74,7 @@ NEAREST = [
 
 @pytest.mark.parametrize(("change", "says"), NEAREST)
 def test_a_misspelt_name_is_refused_with_the_nearest_one(recipe, target, change, says):
-    refused("run", recipe, change, "--out", target, says=says)
+    expect_refusal("run", recipe, change, "--out", target, says=says)
     assert not target.exists()
 
 
@@ -110,7 +110,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "says"), WRONG)
 def test_a_value_of_the_wrong_kind_or_size_is_refused(recipe, target, change, says):
-    refused("run", recipe, change, "--out", target, says=says)
+    expect_refusal("run", recipe, change, "--out", target, says=says)
     assert not target.exists()
 
 
@@ -123,18 +123,20 @@ def test_faults_of_all_tables_are_reported_at_once(recipe, target):
         "modles.a=1",
     ]
     says = ["fedstill: 5 faults", "ronds", "method.lr = -1", "'mnist'", "sample = 'x'", "'models'"]
-    message = refused("run", recipe, *changes, "--out", target, says=says)
+    message = expect_refusal("run", recipe, *changes, "--out", target, says=says)
     assert message.count("\n  - ") == 5
 
 
 def test_sample_and_share_are_not_given_together(recipe, target):
     changes = ("federation.sample=2", "federation.share=0.5")
-    refused("run", recipe, *changes, "--out", target, says="give one of them")
+    expect_refusal("run", recipe, *changes, "--out", target, says="give one of them")
 
 
 def test_a_graph_that_cannot_be_is_refused_by_its_table(recipe, target):
     changes = ("federation.topology=ring", "federation.neighbours=2")
-    refused("run", recipe, *changes, "--out", target, says="federation: Ring: neighbours = 2")
+    expect_refusal(
+        "run", recipe, *changes, "--out", target, says="federation: Ring: neighbours = 2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,12 +158,12 @@ def test_a_graph_that_cannot_be_is_refused_by_its_table(recipe, target):
 def test_a_recipe_that_cannot_be_read_says_why(tmp_path, text, says):
     path = tmp_path / "bad.toml"
     path.write_bytes(text)
-    refused("run", path, "--out", tmp_path / "run", says=says)
+    expect_refusal("run", path, "--out", tmp_path / "run", says=says)
 
 
 def test_a_recipe_that_is_not_there_or_is_a_folder(tmp_path):
-    refused("run", tmp_path / "no.toml", says="no recipe at")
-    refused("run", tmp_path, says="cannot be read: Is a directory")
+    expect_refusal("run", tmp_path / "no.toml", says="no recipe at")
+    expect_refusal("run", tmp_path, says="cannot be read: Is a directory")
 
 
 def test_methods_with_one_label_or_one_folder_are_refused(tmp_path):
@@ -175,19 +177,19 @@ def test_methods_with_one_label_or_one_folder_are_refused(tmp_path):
         return path
 
     out = ("--out", tmp_path / "run")
-    refused("run", write("a", "b", "a"), *out, says="method.label 'a' stands twice")
-    refused("run", write("a b", "a_b"), *out, says="'a b' and 'a_b' would share the folder")
+    expect_refusal("run", write("a", "b", "a"), *out, says="method.label 'a' stands twice")
+    expect_refusal("run", write("a b", "a_b"), *out, says="'a b' and 'a_b' would share the folder")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_fault_in_one_of_several_methods_names_its_place(tmp_path):
     path = tmp_path / "several.toml"
     path.write_text('[data]\nname="digits5"\n[[method]]\nname="fedavg"\n[[method]]\nname="fedd"\n')
-    refused("run", path, says="method[1].name: unknown method 'fedd'")
+    expect_refusal("run", path, says="method[1].name: unknown method 'fedd'")
 
 
 def test_mixed_networks_are_refused_by_a_method_with_one_server_model(recipe, target):
-    refused(
+    expect_refusal(
         "run", recipe, 'models.cycle=[{}, {hidden=[9]}]', "--out", target,
         says="fedavg averages one network, but the clients' networks differ; leave out",
     )  # fmt: skip
@@ -199,7 +201,7 @@ def test_mixed_networks_are_refused_by_a_method_with_one_server_model(recipe, ta
 def test_a_network_for_a_client_that_does_not_exist_is_refused(recipe, target):
     changes = ("models.clients.noorth.hidden=[3]", "method.name=local")
     says = "models.clients: unknown client 'noorth'; did you mean 'north'?"
-    refused("run", recipe, *changes, "--out", target, says=says)
+    expect_refusal("run", recipe, *changes, "--out", target, says=says)
 
 
 class Opinion(Message):
@@ -243,7 +245,7 @@ def test_a_method_of_peers_is_refused_on_a_star(recipe, target, monkeypatch):
     made = tables(recipe.parent)
     recipe.write_text(toml_text({**made, "method": {"name": "gossip"}}))
     says = 'federation.topology = "star": gossip speaks from client to client; use one of complete'
-    refused("run", recipe, "federation.topology=star", "--out", target, says=says)
+    expect_refusal("run", recipe, "federation.topology=star", "--out", target, says=says)
     assert not target.exists()
     assert fedstill("run", recipe, "--out", target, "federation.topology=ring").code == 0
     assert ",speak,east,peer,weights," in (target / "messages.csv").read_text()
@@ -253,36 +255,38 @@ def test_a_data_file_that_is_missing_cut_or_wrong_is_named(recipe, target):
     east = recipe.parent / "east.npz"
     whole = east.read_bytes()
     east.unlink()
-    refused("run", recipe, "--out", target, says=f"data: client east: there is nothing at {east}")
+    expect_refusal(
+        "run", recipe, "--out", target, says=f"data: client east: there is nothing at {east}"
+    )
     for damaged in (whole[: len(whole) // 2], b"not an archive", b""):
         east.write_bytes(damaged)
-        refused("run", recipe, "--out", target, says=[str(east), "not a whole .npz file"])
+        expect_refusal("run", recipe, "--out", target, says=[str(east), "not a whole .npz file"])
     np.savez(east, images=np.zeros((3, 8, 8), np.uint8))
-    refused("run", recipe, "--out", target, says=[str(east), "has no array train_labels"])
+    expect_refusal("run", recipe, "--out", target, says=[str(east), "has no array train_labels"])
     assert not target.exists()
 
 
 def test_a_named_set_without_its_files_says_which_and_where(recipe, tmp_path):
     recipe.write_text('[data]\nname = "mnist"\n[method]\nname = "fedavg"\n')
-    refused("run", recipe, says="mnist is read from files, but data_dir is not set")
+    expect_refusal("run", recipe, says="mnist is read from files, but data_dir is not set")
     out = ("--data-dir", tmp_path)
-    refused("run", recipe, *out, says=f"mnist needs the file {tmp_path / 'mnist.npz'}")
-    refused("data", recipe, *out, says=f"mnist needs the file {tmp_path / 'mnist.npz'}")
+    expect_refusal("run", recipe, *out, says=f"mnist needs the file {tmp_path / 'mnist.npz'}")
+    expect_refusal("data", recipe, *out, says=f"mnist needs the file {tmp_path / 'mnist.npz'}")
 
 
 def test_a_class_that_no_client_holds_is_named(recipe, target):
     changes = [f"data.partition.{text}" for text in
                ("kind=classes-per-client", "clients=2", "classes=1")]  # fmt: skip
     says = ["data: no client holds class", "raise clients or classes, or set allow_missing_classes"]
-    refused("run", recipe, *changes, "--out", target, says=says)
+    expect_refusal("run", recipe, *changes, "--out", target, says=says)
     assert not target.exists()
 
 
 def test_a_folder_below_a_file_cannot_be_written(recipe, tmp_path):
     before = contents(recipe.parent)
-    refused("run", recipe, "--out", recipe / "run",
+    expect_refusal("run", recipe, "--out", recipe / "run",
             says=[f"cannot write to {recipe / 'run'}: Not a directory", "--out"])  # fmt: skip
-    refused("run", recipe, "--out", recipe, says=f"cannot write to {recipe}: File exists")
+    expect_refusal("run", recipe, "--out", recipe, says=f"cannot write to {recipe}: File exists")
     assert contents(recipe.parent) == before
 
 
@@ -296,7 +300,7 @@ def test_a_disk_that_is_full_loses_nothing_that_was_written(recipe, target, monk
         real(path, data)
 
     monkeypatch.setattr(checkpoint, "_put", full_later)
-    refused("run", recipe, "--out", target,
+    expect_refusal("run", recipe, "--out", target,
             says=["cannot write the checkpoint of round 2", "No space left on device"])  # fmt: skip
     monkeypatch.setattr(checkpoint, "_put", real)
     assert fedstill("resume", target).code == 0
@@ -307,14 +311,16 @@ def test_a_folder_with_a_run_is_not_run_into_again(recipe, target):
     assert fedstill("run", recipe, "--out", target).code == 0
     before = contents(target)
     says = f"{target} already holds a run; go on with `fedstill resume {target}`"
-    refused("run", recipe, "--out", target, says=says)
+    expect_refusal("run", recipe, "--out", target, says=says)
     assert contents(target) == before
 
 
 def test_no_run_starts_where_one_of_several_folders_is_taken(recipe, target):
     assert fedstill("run", recipe, "--out", target / "seed-1").code == 0
     before = contents(target)
-    refused("run", recipe, "--out", target, "--seeds", 0, 1, says="seed-1 already holds a run")
+    expect_refusal(
+        "run", recipe, "--out", target, "--seeds", 0, 1, says="seed-1 already holds a run"
+    )
     assert contents(target) == before
 
 
@@ -323,15 +329,17 @@ def test_a_folder_with_other_things_is_left_alone(recipe, target):
     (target / "environment.json").write_text("{}")
     (target / "thesis.txt").write_text("years of work")
     before = contents(target)
-    refused("run", recipe, "--out", target, says="holds other things (thesis.txt)")
+    expect_refusal("run", recipe, "--out", target, says="holds other things (thesis.txt)")
     assert contents(target) == before
 
 
 def test_a_folder_without_a_run_is_not_resumed(tmp_path, recipe):
-    refused("resume", tmp_path / "nothing", says="holds no run: there is no recipe.toml in it")
+    expect_refusal(
+        "resume", tmp_path / "nothing", says="holds no run: there is no recipe.toml in it"
+    )
     fedstill("run", recipe, "--out", tmp_path / "runs", "--seeds", 0, 1)
     says = f"resume one of {tmp_path / 'runs' / 'seed-0'}, {tmp_path / 'runs' / 'seed-1'}"
-    refused("resume", tmp_path / "runs", says=says)
+    expect_refusal("resume", tmp_path / "runs", says=says)
 
 
 def test_a_folder_of_another_version_is_not_touched(recipe, target):
@@ -344,10 +352,10 @@ def test_a_folder_of_another_version_is_not_touched(recipe, target):
         file.write("\n[future]\nkey = 1\n")
     before = contents(target)
     says = ["run folder of version 99, written by fedstill 7.0", "install fedstill 7.0"]
-    refused("resume", target, says=says)
+    expect_refusal("resume", target, says=says)
     assert contents(target) == before
     (target / "environment.json").unlink()
-    refused("resume", target, says="environment.json does not say which version")
+    expect_refusal("resume", target, says="environment.json does not say which version")
 
 
 def test_a_run_does_not_go_on_with_other_values(recipe, target):
@@ -358,11 +366,13 @@ def test_a_run_does_not_go_on_with_other_values(recipe, target):
         "method.lr was 0.05, not 0.3",
         "new folder",
     ]
-    refused("resume", target, "method.lr=0.3", says=says)
-    refused("resume", target, "run.seed=4", says="run.seed was 0, not 4")
-    refused("resume", target, "method.name=scaffold", says="method.name was 'fedavg'")
-    refused("resume", target, "federation.sample=2", says="federation.sample was unset, not 2")
-    refused("resume", target, "run.rounds=2", says="cannot end after run.rounds = 2")
+    expect_refusal("resume", target, "method.lr=0.3", says=says)
+    expect_refusal("resume", target, "run.seed=4", says="run.seed was 0, not 4")
+    expect_refusal("resume", target, "method.name=scaffold", says="method.name was 'fedavg'")
+    expect_refusal(
+        "resume", target, "federation.sample=2", says="federation.sample was unset, not 2"
+    )
+    expect_refusal("resume", target, "run.rounds=2", says="cannot end after run.rounds = 2")
     assert contents(target) == before
 
 
@@ -371,17 +381,17 @@ def test_a_recipe_changed_by_hand_does_not_fit_its_checkpoint(recipe, target):
     path = target / "recipe.toml"
     path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.3"))
     before = contents(target)
-    refused("resume", target, says="belongs to another experiment")
+    expect_refusal("resume", target, says="belongs to another experiment")
     path.write_text(path.read_text() + "\nxyz\n")
     before = contents(target)
-    refused("resume", target, says="is not a TOML file")
+    expect_refusal("resume", target, says="is not a TOML file")
     assert contents(target) == before
 
 
 def test_data_that_changed_do_not_fit_the_checkpoint(recipe, target):
     fedstill("run", recipe, "--out", target)
     write_client(recipe.parent / "east.npz", 77)
-    refused("resume", target, says="belongs to another experiment")
+    expect_refusal("resume", target, says="belongs to another experiment")
 
 
 def test_a_checkpoint_cut_in_the_middle_is_passed_over(recipe, target):
@@ -395,7 +405,7 @@ def test_a_checkpoint_cut_in_the_middle_is_passed_over(recipe, target):
     assert "server.safetensors is not what was written" in notes
     for path in (target / "checkpoints").glob("*/server.safetensors"):
         path.write_bytes(b"")
-    refused("resume", target, says="every checkpoint in")
+    expect_refusal("resume", target, says="every checkpoint in")
 
 
 def test_a_number_that_is_no_number_stops_the_run_and_names_the_sender(recipe, target):
@@ -405,9 +415,9 @@ def test_a_number_that_is_no_number_stops_the_run_and_names_the_sender(recipe, t
         "Lower the learning rate",
         'federation.bad_messages = "leave_out"',
     ]
-    refused("run", recipe, "method.lr=1e30", "--out", target, says=says)
+    expect_refusal("run", recipe, "method.lr=1e30", "--out", target, says=says)
     assert (target / "recipe.toml").exists()
-    refused("resume", target, says="NaN or infinite values")
+    expect_refusal("resume", target, says="NaN or infinite values")
 
 
 def test_messages_that_are_no_numbers_can_be_left_out(recipe, target):
@@ -425,7 +435,7 @@ def test_a_failing_step_names_method_step_node_and_round_without_traceback(tmp_p
     monkeypatch.setattr(synthesis.Matching, "matched", broken)
     recipe = images_recipe(tmp_path, FEDDM)
     says = "FedDM.synthesize failed on east in round 1: RuntimeError: the sky fell"
-    refused("run", recipe, "--out", tmp_path / "run", says=says)
+    expect_refusal("run", recipe, "--out", tmp_path / "run", says=says)
 
 
 def test_what_nobody_expected_keeps_its_traceback(recipe, target, monkeypatch):
@@ -439,14 +449,16 @@ def test_what_nobody_expected_keeps_its_traceback(recipe, target, monkeypatch):
 
 def test_an_unfinished_run_is_not_compared(recipe, target):
     fedstill("run", recipe, "method.lr=1e30", "--out", target)
-    refused("compare", target, says=f"the run is not finished; fedstill resume {target}")
-    refused("compare", target / "nothing", says="there is no run folder")
-    refused("compare", recipe, says="is a file, expected the folder of a run")
+    expect_refusal("compare", target, says=f"the run is not finished; fedstill resume {target}")
+    expect_refusal("compare", target / "nothing", says="there is no run folder")
+    expect_refusal("compare", recipe, says="is a file, expected the folder of a run")
 
 
 @pytest.mark.parametrize("seeds", ["", "x", "1 1", "-1", "0.5"])
 def test_seeds_are_whole_numbers_each_once(recipe, target, seeds):
-    refused("run", recipe, "--out", target, "--seeds", seeds, says="write whole numbers from 0 on")
+    expect_refusal(
+        "run", recipe, "--out", target, "--seeds", seeds, says="write whole numbers from 0 on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -461,7 +473,7 @@ def test_seeds_are_whole_numbers_each_once(recipe, target, seeds):
     ],
 )
 def test_show_refuses_what_it_does_not_know(arguments, says):
-    refused("show", *arguments, says=says)
+    expect_refusal("show", *arguments, says=says)
 
 
 def test_a_picture_that_cannot_be_written_is_named(recipe):

@@ -82,6 +82,26 @@ def test_a_run_goes_below_runs_under_its_name_unless_told(tmp_path, monkeypatch)
     assert fedstill("run", recipe, "run.rounds=1").out.endswith("→ runs/small\n")
 
 
+def test_a_quick_run_is_the_small_variant_below_a_name_of_its_own(tmp_path, monkeypatch):
+    quick = {"run.rounds": 1, "method.batch_size": 24}
+    recipe = write_recipe(tmp_path, quick=quick)
+    monkeypatch.chdir(tmp_path)
+    said = fedstill("run", recipe, "--quick", "method.lr=0.1")
+    assert said.code == 0 and said.out.endswith("→ runs/small-quick\n")
+    written = tomllib.loads((tmp_path / "runs" / "small-quick" / "recipe.toml").read_text())
+    assert written["run"]["rounds"] == 1 and "quick" not in written
+    assert (written["method"]["batch_size"], written["method"]["lr"]) == (24, 0.1)
+    assert fedstill("run", recipe).out.endswith("→ runs/small\n")
+
+
+def test_the_data_of_the_quick_variant_can_be_looked_at(tmp_path):
+    recipe = write_recipe(tmp_path, quick={"data.partition": {"kind": "iid", "clients": 2}})
+    assert "client-01" not in fedstill("data", recipe).out
+    assert "client-01" in fedstill("data", recipe, "--quick").out
+    said = fedstill("data", write_recipe(tmp_path), "--quick")
+    assert said.code == 2 and "the recipe has no table [quick]" in said.err
+
+
 def test_a_finished_run_may_be_resumed_and_says_its_result_again(tmp_path):
     first = fedstill("run", write_recipe(tmp_path), "--quiet", "--out", tmp_path / "run")
     again = fedstill("resume", tmp_path / "run")

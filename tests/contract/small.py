@@ -39,4 +39,6 @@ def small(kind: type[Method]) -> Method:
     chosen = {k: v for k, v in SMALL.items() if k in known}
     if "server_lr" in chosen and known["server_lr"] == 1.0:  # a factor, not a rate
         del chosen["server_lr"]
+    if "tune_lr" in chosen and known["tune_lr"] < 1e-3:  # for a network that has learnt already
+        del chosen["tune_lr"]
     return kind(**chosen)

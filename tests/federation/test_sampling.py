@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import BadValue
-from fedstill.federation.sampling import SAMPLERS, Everyone, Sample, Scripted
+from fedstill.federation.sampling import Everyone, Sample, Scripted
 
 few = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 members = st.lists(st.text(max_size=4), min_size=1, max_size=20, unique=True)
@@ -100,9 +100,3 @@ def test_more_clients_than_exist_are_refused_with_both_numbers() -> None:
 def test_a_sample_needs_one_good_number(values: dict[str, float], reason: str) -> None:
     with pytest.raises(BadValue, match=f"Sample: {reason}"):
         Sample(**values)  # type: ignore[arg-type]
-
-
-def test_samplers_are_found_by_name_and_can_be_compared() -> None:
-    assert SAMPLERS["sample"] is Sample
-    assert SAMPLERS["everyone"]() == Everyone()
-    assert hash(Sample(count=3)) == hash(Sample(count=3))

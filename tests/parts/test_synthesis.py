@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedstill.core import Data, Node, Weights, trees
+from fedstill.core import Data, Node, Pool, Record, Weights, trees
 from fedstill.core.seeds import generator
 from fedstill.models import MLP, ConvNet
 from fedstill.parts import augment
 from fedstill.parts.synthesis import (
     Iteration,
+    Kept,
     Matching,
     SyntheticSet,
     augmentations,
     class_means,
+    class_statistics,
     distances,
     from_noise,
     from_real,
+    from_statistics,
+    held_classes,
     image_size,
+    mean_over_holders,
     real_rows,
+    scaled,
+    stage_count,
     strategy_faults,
     training_batches,
+    warmed_up,
 )
 from worlds import finished
 
@@ -157,7 +168,195 @@ def test_the_network_of_a_step_is_asked_for_by_its_number() -> None:
     assert asked == [0, 1, 2, 3]
 
 
+# Which outputs are matched
+
+
+def test_two_hundred_steps_over_three_outputs_are_67_67_and_66_from_the_deep_end() -> None:
+    matching = Matching(steps=200, deep_first=True)
+    every = [tuple(matching.emphasis(step, 3)) for step in range(200)]
+    assert every == [(0, 0, 1)] * 67 + [(0, 1, 1)] * 67 + [(1, 1, 1)] * 66
+
+
+def test_without_an_order_all_outputs_count_at_every_step() -> None:
+    matching = Matching(steps=7)
+    assert {tuple(matching.emphasis(step, 3)) for step in range(7)} == {(1, 1, 1)}
+
+
+def test_fewer_steps_than_outputs_end_without_the_shallow_ones() -> None:
+    matching = Matching(steps=2, deep_first=True)
+    assert [matching.emphasis(step, 3) for step in range(2)] == [[0, 0, 1], [0, 1, 1]]
+
+
+def test_an_output_that_does_not_count_has_no_part_in_the_gradient() -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=2)
+    images, real = some(1, 3, 1, 8, 8), some(1, 5, 1, 8, 8)
+    weights, share = model.init(0), torch.full((1, 3), 1 / 3)
+
+    def gradient(outputs: Any, emphasis: list[float]) -> Tensor:
+        draws = augment.draw(generator(0), "none", groups=1, image=(8, 8))
+        equal = torch.full((1, 5), 1 / 5)
+        batch = Iteration(real, equal, weights, torch.tensor(emphasis), draws, "none")
+        matching = Matching(outputs=outputs)
+        return torch.func.grad(lambda x: matching.objective(model, x, batch, images_share=share))(
+            images
+        )
+
+    deep = gradient("stages", [0.0, 1.0])
+    assert torch.allclose(deep, gradient("features", [1.0]), atol=1e-6)
+    every = gradient("stages", [1.0, 1.0])
+    assert torch.allclose(every, deep + gradient("stages", [1.0, 0.0]), atol=1e-6)
+
+
+def test_stages_are_the_pooled_maps_and_logits_may_follow() -> None:
+    model = ConvNet((1, 8, 8), 3, depth=3, width=2)
+    images, weights = some(2, 4, 1, 8, 8), model.init(0)
+    maps = model.stages(weights, images.flatten(0, 1))
+    assert [tuple(m.shape) for m in maps] == [(8, 2, 4, 4), (8, 2, 2, 2), (8, 2, 1, 1)]
+    seen = Matching(outputs="stages").seen(model, weights, images)
+    assert len(seen) == stage_count(model) == 3
+    for out, pooled in zip(seen, maps, strict=True):
+        assert torch.equal(out, pooled.reshape(2, 4, -1))
+    more = Matching(outputs="stages and logits").seen(model, weights, images)
+    assert torch.equal(more[3], model(weights, images.flatten(0, 1)).reshape(2, 4, 3))
+
+
+def test_the_norm_is_the_root_of_the_squared_distance_and_has_a_slope_at_zero() -> None:
+    left, right = [torch.tensor([[3.0, 4.0], [1.0, 1.0]])], [torch.tensor([[0.0, 0.0], [1.0, 1.0]])]
+    assert distances(left, right, "squared").tolist() == [[25, 0]]
+    assert distances(left, right, "norm")[0].tolist() == pytest.approx([5, 1e-6])
+    slopes = torch.func.grad(lambda x: distances([x], right, "norm").sum())(left[0])
+    assert slopes[0].tolist() == pytest.approx([3 / 5, 4 / 5])  # of unit length
+    assert slopes[1].tolist() == [0, 0]
+
+
 # Where a set starts
+
+
+def test_class_statistics_are_over_all_pixels_of_a_class_and_channel() -> None:
+    # Three images of two channels and two pixels.
+    x = torch.tensor([1.0, 3, 0, 0, 5, 7, 4, 4, 9, 9, 9, 9]).reshape(3, 2, 1, 2)
+    mean, std = class_statistics(Data.of(x, torch.tensor([2, 2, 0])), [0, 2], 4)
+    assert mean.tolist() == [[9, 9], [4, 2]]
+    # Of 1, 3, 5, 7 the squares around 4 are 9, 1, 1, 9; of 0, 0, 4, 4 all are 4.
+    assert std.flatten().tolist() == pytest.approx([0, 0, 5**0.5, 2])
+
+
+def test_statistics_are_those_of_normalised_pixels() -> None:
+    stored = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
+    data = Pool(stored, torch.tensor([1, 1]), torch.tensor(0.5), torch.tensor(0.25)).all()
+    mean, std = class_statistics(data, [1], 2)
+    assert (float(mean), float(std)) == (0, 2)  # -2 and 2
+
+
+def test_a_start_from_statistics_is_noise_scaled_by_them() -> None:
+    data = pictures([5, 0, 8, 0])
+    noise, made = (f(node(data=data), [0, 2], 3) for f in (from_noise, from_statistics))
+    mean, std = class_statistics(data, [0, 2], 4)
+    for row in range(2):
+        assert torch.allclose(made.images[row], noise.images[row] * std[row] + mean[row])
+    assert torch.equal(made.share, noise.share) and made.classes.tolist() == [0, 2]
+
+
+def test_noise_is_scaled_by_class_and_channel() -> None:
+    noise = torch.ones(2, 3, 2, 1, 1)
+    made = scaled(noise, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[10.0, 20.0]] * 2))
+    assert made[:, 0].flatten().tolist() == [11, 22, 13, 24]
+    assert torch.equal(made[:, 0], made[:, 2])
+
+
+def test_means_are_taken_over_the_holders_of_a_class() -> None:
+    rows = [torch.tensor([[2.0], [8.0]]), torch.tensor([[4.0]])]
+    found = mean_over_holders(
+        rows, [torch.tensor([0, 3]), torch.tensor([0])], torch.tensor([[9.0], [9.0], [9.0], [9.0]])
+    )
+    assert found.flatten().tolist() == [3, 9, 9, 8]
+
+
+def test_held_classes_are_those_with_examples() -> None:
+    assert held_classes(node(data=pictures([2, 0, 1, 0]))) == [0, 2]
+
+
+# Warm-up
+
+
+class Shelf:
+    """A store in memory that writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Record] = {}
+        self.asked: list[str] = []
+
+    def find(self, key: str, kind: type[Any]) -> Any:
+        self.asked.append(key)
+        return self.kept.get(key)
+
+    def keep(self, key: str, record: Record) -> None:
+        assert key not in self.kept
+        self.kept[key] = record
+
+
+def warm(store: Shelf | None = None, matching: Matching | None = None, **changes: Any) -> Any:
+    """The set that a client warms up; changes are those of its surroundings."""
+    given: dict[str, Any] = {"data": pictures([6, 4, 0, 0]), "model": LINEAR, "seed": 0, **changes}
+    start, per_class = given.pop("start", "statistics"), given.pop("per_class", 2)
+    client = Node(given.pop("id", "c0"), 0, None, step="warm_up", store=store, **given)
+    matching = matching or Matching(steps=3, lr=0.1, real_batch=3)
+    return finished(warmed_up(client, matching, start, per_class))
+
+
+def test_a_warm_up_that_was_kept_equals_a_fresh_one_bit_for_bit() -> None:
+    shelf = Shelf()
+    fresh, made, found = warm(), warm(shelf), warm(shelf)
+    for one, two, three in zip(fresh, made, found, strict=True):
+        assert torch.equal(one, two) and torch.equal(one, three)
+    assert shelf.asked == [*shelf.kept] * 2  # once for each warm-up
+    (kept,) = shelf.kept.values()
+    assert isinstance(kept, Kept) and kept.key == shelf.asked[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": pictures([6, 5, 0, 0])},
+        {"data": Data.of(pictures([6, 4, 0, 0]).all().x + 1e-3, pictures([6, 4, 0, 0]).labels)},
+        {"matching": Matching(steps=4, lr=0.1, real_batch=3)},
+        {"matching": Matching(steps=3, lr=0.2, real_batch=3)},
+        {"matching": Matching(steps=3, lr=0.1, real_batch=3, augmentation="flip")},
+        {"start": "noise"},
+        {"per_class": 3},
+        {"model": MLP(SHAPE, 4, hidden=(2,))},
+        {"seed": 1},
+        {"id": "c1"},
+    ],
+    ids=str,
+)
+def test_other_data_settings_networks_and_seeds_are_kept_under_other_keys(changes: Any) -> None:
+    shelf = Shelf()
+    warm(shelf)
+    warm(shelf, **changes)
+    assert len(shelf.kept) == 2
+
+
+def test_a_whole_number_is_the_same_setting_as_its_float() -> None:
+    shelf = Shelf()
+    warm(shelf, Matching(steps=2, lr=1, real_batch=3))
+    warm(shelf, Matching(steps=2, lr=1.0, real_batch=3))
+    assert len(shelf.kept) == 1
+
+
+def test_the_networks_of_a_warm_up_are_the_same_for_all_and_differ_from_step_to_step() -> None:
+    seen: dict[str, list[Weights]] = {}
+
+    class Spy(Matching):
+        async def matched(self, node: Any, start: Any, network: Any, model: Any = None) -> Any:
+            seen[node.id] = [network(step) for step in range(3)]
+            return start
+
+    for id in ("c0", "c1"):
+        warm(matching=Spy(steps=3), id=id)
+    for one, other in zip(seen["c0"], seen["c1"], strict=True):
+        assert torch.equal(one["head.weight"], other["head.weight"])
+    assert not torch.equal(seen["c0"][0]["head.weight"], seen["c0"][1]["head.weight"])
 
 
 def test_images_that_start_from_examples_are_examples_of_their_class_and_none_twice() -> None:
@@ -326,6 +525,18 @@ def test_each_image_of_a_training_batch_is_changed_in_its_own_way() -> None:
     changed = batches[0].augmented()
     assert changed.shape == (6, 1, 8, 8)
     assert len({tuple(image.flatten().tolist()) for image in changed}) == 6
+
+
+def test_the_parts_of_a_training_have_orders_and_augmentations_of_their_own() -> None:
+    data, model = pictures([9], (1, 8, 8)), ConvNet((1, 8, 8), 3, depth=1, width=2)
+    client, weight = node(model=model), torch.arange(9.0)
+    parts = [
+        training_batches(client, data, weight, 9, 1, "color", *part)[0] for part in ((), (0,), (1,))
+    ]
+    assert torch.equal(parts[0].weight, parts[1].weight)
+    assert torch.equal(parts[0].draws.color, parts[1].draws.color)
+    assert not torch.equal(parts[0].weight, parts[2].weight)
+    assert not torch.equal(parts[0].draws.color, parts[2].draws.color)
 
 
 def test_training_without_augmentation_leaves_images_as_they_are() -> None:

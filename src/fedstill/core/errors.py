@@ -57,4 +57,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r};{hint} known: {', '.join(names)}"
+    return f"unknown {kind} {name!r};{hint} known: {', '.join(names) or 'none'}"

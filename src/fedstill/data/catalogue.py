@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,9 @@ def load(
     return collection if partition is None else _split(pooled(collection), partition, seed)
 
 
+_embedded = cache(embedded_digits)  # drawn once for all methods of a recipe; nobody writes to it
+
+
 def _federation(
     name: str,
     data_dir: str | Path | None,
@@ -112,7 +116,7 @@ def _federation(
     if channels not in (None, 3):
         raise DataError(f"{name} has 3 channels, but channels is {channels!r}; leave it out")
     if name == "digits5":
-        return embedded_digits(16 if size is None else size)
+        return _embedded(16 if size is None else size)
     if name == "DIGITS":
         return digits(data_dir=data_dir, size=size, **options)
     return office(data_dir=data_dir, size=size)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 from fedstill.core.method import Method, Place
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Everybody
 from fedstill.federation.post import BadMessages, Channel, Hearing
-
-
-class Sampler(Protocol):
-    """Who is awake in a round."""
-
-    def awake(self, round: int, members: Sequence[NodeId], seed: int) -> Sequence[NodeId]: ...
+from fedstill.federation.sampling import Sampler
 
 
 @dataclass(frozen=True, eq=False)

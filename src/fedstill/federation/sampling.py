@@ -79,6 +79,3 @@ class Scripted:
         if strangers:
             raise BadValue([f"Scripted: {unknown('client', s, members)}" for s in strangers])
         return sorted(set(members) - missing)
-
-
-SAMPLERS: dict[str, type[Sampler]] = {"everyone": Everyone, "sample": Sample, "scripted": Scripted}

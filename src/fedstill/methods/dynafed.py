@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedstill.core import Adam, Inbox, Made, Model, Node, Weights, algebra, at_server, minimize
+from fedstill.core import (
+    Adam,
+    Data,
+    Inbox,
+    Made,
+    Model,
+    Node,
+    Weights,
+    algebra,
+    at_server,
+    minimize,
+    seeds,
+)
 from fedstill.core.optim import PerEntry
 from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.methods import fedavg
@@ -22,7 +34,13 @@ from fedstill.parts import augment
 from fedstill.parts.augment import Draws
 from fedstill.parts.losses import soft_cross_entropy
 from fedstill.parts.matching import path_distance, slope
-from fedstill.parts.synthesis import augmentations, image_size, strategy_faults
+from fedstill.parts.synthesis import (
+    Labelled,
+    augmentations,
+    image_size,
+    strategy_faults,
+    training_batches,
+)
 
 
 class Global(fedavg.Global):
@@ -42,18 +60,16 @@ class Stretch(NamedTuple):
     only: tuple[str, ...]
 
 
-class Soft(NamedTuple):
-    """A batch of synthetic images with soft labels, for fine-tuning."""
-
-    x: Tensor
-    y: Tensor  # [image, class], logits
-    draws: Draws
-    only: str
-
-
 @dataclass(frozen=True)
 class DynaFed(FedAvg):
-    """After `path_rounds` rounds the path becomes a synthetic set; later rounds end on it."""
+    """After `path_rounds` rounds the path becomes a synthetic set; from then on rounds end on it.
+
+    Clients train as in FedAvg, with SGD; the released code's use Adam. It also shows the set to
+    batch norm layers before tuning, which here learn their statistics in the epochs of tuning.
+    """
+
+    # Of twenty rounds, twenty-five cannot be waited for.
+    presets: ClassVar = {"twenty rounds": {"path_rounds": 10, "expert_steps": 2}}
 
     path_rounds: Count = 25
     per_class: Count = 15
@@ -116,23 +132,23 @@ class DynaFed(FedAvg):
         return found["images"], found["labels"]
 
     def stretches(self, server: Node[Global], path: tuple[Weights, ...]) -> Made[Stretch]:
-        """Random stretches of the path, with an augmentation for each inner step."""
+        """Random stretches of the path, with an augmentation for each inner step and image."""
         last = min(self.latest_start, len(path) - self.expert_steps - 1)
         places = torch.randint(
             last + 1, (self.synthesis_steps,), generator=server.rng("stretches")
         ).tolist()
-        drawn = augmentations(
-            server.rng("operations"), server.rng("augmentation"), self.augmentation,
-            self.synthesis_steps * self.inner_steps, groups=1, image=image_size(server.model),
-            device=server.device,
-        )  # fmt: skip
+        seed, count = server.draw("path"), self.per_class * server.model.classes
 
         def make(step: int) -> Stretch:
+            drawn = augmentations(
+                seeds.generator(seed, "operations", step), seeds.generator(seed, "images", step),
+                self.augmentation, self.inner_steps, groups=1, image=image_size(server.model),
+                per_image=count, device=server.device,
+            )  # fmt: skip
             begin = places[step]
-            mine = drawn[step * self.inner_steps : (step + 1) * self.inner_steps]
             return Stretch(
                 path[begin], path[begin + self.expert_steps],
-                tuple(draws for _, draws in mine), tuple(only for only, _ in mine),
+                tuple(draws for _, draws in drawn), tuple(only for only, _ in drawn),
             )  # fmt: skip
 
         return Made(self.synthesis_steps, make)
@@ -155,25 +171,12 @@ class DynaFed(FedAvg):
         self, server: Node[Global], start: Weights, images: Tensor, labels: Tensor
     ) -> Weights:
         """Fine-tune the mean on the set."""
-        rng, size = server.rng("order"), self.tune_batch
-        rows = [
-            row.to(server.device)
-            for _ in range(self.tune_epochs)
-            for row in torch.split(torch.randperm(len(images), generator=rng), size)
-        ]
-        drawn = augmentations(
-            server.rng("operations"), server.rng("augmentation"), self.augmentation, len(rows),
-            groups=1, image=image_size(server.model), device=server.device,
-        )  # fmt: skip
-
-        def make(step: int) -> Soft:
-            only, draws = drawn[step]
-            return Soft(images[rows[step]], labels[rows[step]], draws, only)
-
-        batches = Made(len(rows), make)
+        data, weight = Data.of(images, labels), torch.ones(len(images), device=server.device)
+        batches = training_batches(
+            server, data, weight, self.tune_batch, self.tune_epochs, self.augmentation
+        )
         return await minimize(self.soft_objective, server.model, start, batches, Adam(self.tune_lr))
 
-    def soft_objective(self, model: Model, weights: Weights, batch: Soft) -> Tensor:
+    def soft_objective(self, model: Model, weights: Weights, batch: Labelled) -> Tensor:
         """Cross-entropy with soft labels on augmented images."""
-        x = augment.apply(batch.x.unsqueeze(0), batch.draws, only=batch.only).squeeze(0)
-        return soft_cross_entropy(model(weights, x), batch.y.softmax(1))
+        return soft_cross_entropy(model(weights, batch.augmented()), batch.y.softmax(1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Never
+from typing import Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     SGD,
     Adam,
+    Batch,
     Data,
     Inbox,
-    Made,
     Message,
     Method,
     Model,
@@ -36,13 +36,14 @@ from fedstill.core import (
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
-from fedstill.parts.matching import gradient_distance, slope
+from fedstill.parts.matching import GradientMatching, loss_on, slope
 from fedstill.parts.synthesis import (
     Labelled,
     Matching,
     Outputs,
     from_noise,
     from_real,
+    held_classes,
     strategy_faults,
     training_batches,
 )
@@ -69,18 +70,14 @@ class Up(Message):
     labels: Positional  # [image]
 
 
-class Probe(NamedTuple):
-    """A network of the ball and the gradient of the uploaded sets there."""
-
-    network: Weights
-    target: Weights
-
-
 @dataclass(frozen=True)
 class FedDualMatch(Method):
     """Deep-first matching on clients, gradient matching and fine-tuning on the server.
 
     Round t's radius needs round t's sets, so clients work with the radius of the round before.
+    The paper leaves much open; what it does not say is as in FedDM or in gradient matching: ten
+    images per class, augmentation, momentum of the images, a fresh network at every step. Its
+    steps are read as divided over the layers, T_g as epochs of Adam, η in the radius as 1.
     """
 
     presets: ClassVar = {
@@ -117,7 +114,9 @@ class FedDualMatch(Method):
             *strategy_faults("augmentation", self.augmentation),
             *strategy_faults("tune_augmentation", self.tune_augmentation),
             *(["interleave needs samplings"] if self.interleave and not self.samplings else []),
-        ]
+            *(["lowest_radius must be at most first_radius"]
+              if self.lowest_radius > self.first_radius else []),
+        ]  # fmt: skip
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.synthesize, self.train]
@@ -135,87 +134,55 @@ class FedDualMatch(Method):
     async def synthesize(self, client: Node[None], inbox: Inbox[Down]) -> Up:
         """Match class means of the layers, deepest first, under networks of the ball."""
         down = inbox.only()
-        counts = client.data.counts(client.model.classes)
-        held = [c for c, count in enumerate(counts.tolist()) if count]
         fill = from_noise if self.start == "noise" else from_real
         matching = Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                             self.augmentation, self.outputs, self.distance,
                             self.deep_first)  # fmt: skip
+        start = fill(client, held_classes(client), self.per_class)
         networks = self.networks(client, down.weights, down.radius)
-        made = await matching.matched(client, fill(client, held, self.per_class), networks)
+        made = await matching.matched(client, start, networks)
         return Up(*made.flat())
 
     @at_server
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Renew the radius, match gradients on a copy of the sets, fine-tune on both."""
         centre = server.state.weights
-        sets = {name: Data.of(up.images, up.labels) for name, up in inbox.items()}
+        sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
         radius = self.radius(server.model, centre, list(sets.values()))
         server.log(radius=radius)
-        ball = self.networks(server, centre, radius)
-        copies = {name: data.all().x for name, data in sets.items()}
-        weights = centre
+        ball, uploaded = self.networks(server, centre, radius), union(list(sets.values()))
+        copies, weights = sets, centre
+        matching = GradientMatching(self.sampling_steps, self.sampling_lr, self.pixel_momentum)
         for sampling in range(self.samplings):
-            copies = await self.matched(server, sets, copies, ball(sampling))
+            network = ball(sampling)
+            target = slope(loss_on(server.model, uploaded), network)
+            copies = await matching.matched(server.model, copies, network, target)
             if self.interleave:
-                part = max(1, self.tune_epochs // self.samplings)
-                weights = await self.tuned(server, weights, sets, copies, part)
+                both, epochs = [uploaded, *copies.values()], self.tune_epochs // self.samplings
+                weights = await self.tuned(server, weights, both, max(1, epochs), sampling)
         if not self.interleave:
-            weights = await self.tuned(server, weights, sets, copies, self.tune_epochs)
+            both = [uploaded, *(copies.values() if self.samplings else ())]
+            weights = await self.tuned(server, weights, both, self.tune_epochs)
         server.state = Global(weights, radius)
 
-    def radius(self, model: Model, centre: Weights, sets: Sequence[Data]) -> float:
+    def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
         """Equation 2: η · max_k ||∇L(w; S_k) - ∇L(w; S)||, kept within bounds."""
         whole = slope(loss_on(model, union(sets)), centre)
-        ways = [algebra.sub(slope(loss_on(model, data), centre), whole) for data in sets]
+        ways = [algebra.sub(slope(loss_on(model, one), centre), whole) for one in sets]
         longest = torch.stack([algebra.square(way) for way in ways]).max().sqrt()
         reach = self.radius_lr * float(longest)
         return min(max(reach, self.lowest_radius), self.first_radius)
 
-    async def matched(
-        self,
-        server: Node[Global],
-        sets: dict[str, Data],
-        copies: dict[str, Tensor],
-        network: Weights,
-    ) -> dict[str, Tensor]:
-        """Equation 4 under one network: each copy's gradient moves towards that of all sets."""
-        target = slope(loss_on(server.model, union(list(sets.values()))), network)
-        probe = Probe(network, target)
-        batches = Made(self.sampling_steps, lambda _: probe)
-        labels = {name: data.labels for name, data in sets.items()}
-        return await minimize(
-            self.gradients_apart, server.model, copies, batches, SGD(self.sampling_lr),
-            labels=labels,
-        )  # fmt: skip
-
-    def gradients_apart(
-        self, model: Model, copies: dict[str, Tensor], batch: Probe, labels: dict[str, Tensor]
-    ) -> Tensor:
-        """Σ over clients of the distance between the copy's gradient and the common one."""
-        still = model.evaluating
-        apart = []
-        for name, images in copies.items():
-            own = slope(loss_on(still, Data.of(images, labels[name])), batch.network)
-            apart.append(gradient_distance(own, batch.target))
-        return torch.stack(apart).sum()
-
     async def tuned(
-        self,
-        server: Node[Global],
-        start: Weights,
-        sets: dict[str, Data],
-        copies: dict[str, Tensor],
-        epochs: int,
-    ) -> Weights:
-        """Train on the uploaded sets and their matched copies."""
-        both = union(list(sets.values()))
-        if self.samplings:
-            both = both + union([Data.of(copies[name], data.labels) for name, data in sets.items()])
-        weight = torch.ones(len(both), device=server.device)
+        self, server: Node[Global], start: Weights, sets: Sequence[Batch], epochs: int,
+        part: int = 0,
+    ) -> Weights:  # fmt: skip
+        """Train on some sets; each part of a round has draws of its own."""
+        data = Data.of(*union(sets))
         batches = training_batches(
-            server, both, weight, self.tune_batch, epochs, self.tune_augmentation
-        )
+            server, data, torch.ones(len(data), device=server.device), self.tune_batch, epochs,
+            self.tune_augmentation, part,
+        )  # fmt: skip
         optimizer = (
             Adam(self.tune_lr) if self.tuning == "adam" else SGD(self.tune_lr, self.tune_momentum)
         )
@@ -231,13 +198,6 @@ class FedDualMatch(Method):
         return lambda step: draw(seeds.generator(seed, step, device=node.device))
 
 
-def loss_on(model: Model, data: Data) -> Callable[[Weights], Tensor]:
-    """The mean cross-entropy on a whole set as a function of the weights."""
-    x, y = data.all()
-    return lambda weights: cross_entropy(model(weights, x), y)
-
-
-def union(sets: Sequence[Data]) -> Data:
+def union(sets: Sequence[Batch]) -> Batch:
     """All sets as one."""
-    batches = [data.all() for data in sets]
-    return Data.of(torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches]))
+    return Batch(torch.cat([one.x for one in sets]), torch.cat([one.y for one in sets]))

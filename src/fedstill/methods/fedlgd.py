@@ -1,7 +1,7 @@
 """FedLGD: clients train on distilled data, leaning on a global set distilled from their updates.
 
 Huang, Srinivas, Zhang, Li. Federated Learning on Virtual Heterogeneous Data with Local-Global
-Dataset Distillation. TMLR 2024. Algorithm 1, equations 1 to 4.
+Dataset Distillation. TMLR 2024. Algorithm 1, equations 1 to 5.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
-    SERVER,
     SGD,
     Addressed,
     Batch,
     Data,
     Inbox,
-    Made,
     Message,
-    Method,
     Model,
     Node,
+    Place,
+    Positional,
     State,
     Step,
     Weights,
@@ -34,47 +33,44 @@ from fedstill.core import (
     at_server,
     minimize,
 )
-from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
-from fedstill.parts import augment, controls
+from fedstill.core.ranges import Count, NonNegative, Positive, Whole
+from fedstill.methods import virtual
+from fedstill.methods.virtual import Virtual
+from fedstill.parts import controls
 from fedstill.parts.losses import mmd, supervised_contrastive
-from fedstill.parts.matching import gradient_distance, slope
+from fedstill.parts.matching import GradientMatching
 from fedstill.parts.synthesis import (
-    Matching,
-    Start,
-    SyntheticSet,
     class_statistics,
     held_classes,
-    strategy_faults,
+    mean_over_holders,
+    scaled,
     warmed_up,
 )
 
 
-class Own(State):
+class Own(virtual.Own):
     """What a client remembers: its virtual set, the global one, its control."""
 
-    images: Tensor  # [class, image, ...]
-    share: Tensor  # [class, image]
-    classes: Tensor  # [class]
-    anchors: Tensor | None  # [image, ...], sorted by class
-    control: Weights | None
+    anchors: Tensor  # [image, ...], sorted by class; none until heard
+    control: Weights  # empty unless SCAFFOLD's step is taken
 
 
 class Global(State):
     """What the server remembers."""
 
     weights: Weights
-    anchors: Tensor | None  # [image, ...], sorted by class
-    version: int  # of the anchors
+    anchors: Tensor  # [image, ...], sorted by class; none without refinement
+    version: int  # of the anchors; 0 where there are none
     told: dict[str, int]  # which version each client has
-    control: Weights | None
+    control: Weights
 
 
 class Statistics(Message):
-    """Mean and deviation of each class and channel, where the server's start asks for them."""
+    """Mean and deviation of each class held, where the server's start asks for them."""
 
     mean: Tensor  # [class, channel]
     std: Tensor
-    held: Tensor  # [class], 1 where the sender has examples
+    classes: Positional  # [class]
 
 
 class Down(Message):
@@ -82,35 +78,36 @@ class Down(Message):
 
     weights: Weights
     anchors: Tensor | None
-    control: Weights | None
+    control: Weights
 
 
 class Up(Message):
     """Where a client came to, and how its control changed."""
 
     weights: Weights
-    control: Weights | None
+    control: Weights
 
 
 @dataclass(frozen=True)
-class FedLGD(Method):
-    """Warm-up once; then FedAvg on virtual sets, both sets refined in the rounds of τ.
+class FedLGD(Virtual):
+    """Virtual's warm-up; then FedAvg on virtual sets, both sets refined in the rounds of τ.
 
     Counting rounds t from 0: the global set is refined at t = 0, 5, …, 50, local ones from 5 on.
-    Without refinement there is no global set, and no regulariser either.
+    Without refinement there is no global set, and no regulariser either. The defaults are those
+    for digits. Where paper and released code differ the code is followed: clients train on both
+    sets in rounds of τ too, and means are uniform. The global set starts as the paper says.
     """
 
-    distils: ClassVar[bool] = True
+    scored: ClassVar[Place] = Place.SERVER
+    presets: ClassVar = {"cifar10c": {"weight": 1.0}, "retina": {"weight": 0.1, "lr": 0.001}}
 
-    per_class: Count = 10
     global_per_class: Count = 10
-    start: Start = "statistics"
-    global_start: Literal["noise", "averaged_statistics"] = "noise"
-    warm_up_steps: Count = 10_000
+    global_start: Literal["noise", "averaged_statistics"] = "noise"  # the latter shows statistics
     local_steps: Count = 100
     global_steps: Count = 500
+    global_lr: Positive = 1.0  # of the global set's pixels
     refine_every: Whole = 5  # 0: never
-    refine_until: Whole = 50
+    refine_until: Whole = 50  # the last t
     regulariser: Literal["contrastive", "mmd", "none"] = "contrastive"
     weight: NonNegative = 10.0  # λ
     temperature: Positive = 0.07
@@ -119,13 +116,6 @@ class FedLGD(Method):
     batch_size: Count = 32
     local_update: Literal["plain", "fedprox", "scaffold"] = "plain"
     mu: NonNegative = 0.01
-    pixel_lr: Positive = 1.0
-    pixel_momentum: Fraction = 0.5
-    real_batch: Count = 256
-    augmentation: str = augment.DEFAULT
-
-    def faults(self) -> Sequence[str]:
-        return strategy_faults("augmentation", self.augmentation)
 
     def before(self) -> Sequence[Step]:
         averaged = self.refine_every and self.global_start == "averaged_statistics"
@@ -136,42 +126,34 @@ class FedLGD(Method):
 
     def server_state(self, server: Node[Any]) -> Global:
         weights = server.model.init(server.draw("weights", shared=True))
-        count = self.global_per_class * server.model.classes
-        noise = server.noise("anchors", count, *server.model.shape) if self.refine_every else None
-        return Global(weights, noise, 1, {}, controls.fresh(weights) if self.controlled else None)
+        count = self.global_per_class * server.model.classes if self.refine_every else 0
+        anchors = server.noise("anchors", count, *server.model.shape)
+        return Global(weights, anchors, int(count > 0), {}, self.first_control(weights))
 
     @at_clients
     async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Distil the own examples under random networks."""
-        made = await warmed_up(
-            client, self.matching(self.warm_up_steps), self.start, self.per_class
-        )
-        control = controls.fresh(client.model.init(0)) if self.controlled else None
-        client.state = Own(*made, None, control)
+        made = await warmed_up(client, self.warming, self.start, self.per_class)
+        control = self.first_control(client.model.init(0))
+        client.state = Own(*made, made.images.new_empty(0, *client.model.shape), control)
 
     @at_clients
     def describe(self, client: Node[Own], inbox: Inbox[Never]) -> Statistics:
-        """Send class means and deviations."""
+        """Send means and deviations of the classes held."""
         held = held_classes(client)
         mean, std = class_statistics(client.data, held, client.model.classes)
-        wide = torch.zeros(client.model.classes, mean.shape[1], device=client.device)
-        mask = torch.zeros(client.model.classes, device=client.device)
-        mask[held] = 1
-        rows = torch.tensor(held, device=client.device)
-        return Statistics(wide.index_copy(0, rows, mean), wide.index_copy(0, rows, std), mask)
+        return Statistics(mean, std, torch.tensor(held, device=client.device))
 
     @at_server
     def collect(self, server: Node[Global], inbox: Inbox[Statistics]) -> None:
         """Start the global set from the statistics averaged over the holders of each class."""
-        noise = server.state.anchors
-        assert noise is not None
-        holders = torch.stack([s.held for s in inbox.values()]).sum(0).clamp(min=1).unsqueeze(1)
-        mean = torch.stack([s.mean for s in inbox.values()]).sum(0) / holders
-        std = torch.stack([s.std for s in inbox.values()]).sum(0) / holders
-        labels = self.anchor_labels(server.model, noise)
-        wide = (len(noise), -1, *[1] * (noise.dim() - 2))
-        anchors = noise * std[labels].reshape(wide) + mean[labels].reshape(wide)
-        server.state = server.state.replace(anchors=anchors)
+        noise = server.state.anchors.reshape(server.model.classes, -1, *server.model.shape)
+        # A class that nobody holds keeps standard noise: without deviation images would be equal.
+        zeros, sent = noise.new_zeros(noise.shape[0], noise.shape[2]), list(inbox.values())
+        classes = [each.classes for each in sent]
+        mean = mean_over_holders([each.mean for each in sent], classes, zeros)
+        std = mean_over_holders([each.std for each in sent], classes, zeros + 1)
+        server.state = server.state.replace(anchors=scaled(noise, mean, std).flatten(0, 1))
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Addressed[Down]:
@@ -179,35 +161,29 @@ class FedLGD(Method):
         state = server.state
         plain = Down(state.weights, None, state.control)
         full = plain.replace(anchors=state.anchors)
-        behind = [name for name in server.models if state.told.get(name, 0) < state.version]
-        return Addressed({n: full if n in behind else plain for n in server.models if n != SERVER})
+        latest = {name: state.told.get(name, 0) == state.version for name in server.models}
+        return Addressed({name: plain if has else full for name, has in latest.items()})
 
     @at_clients
     async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Refine the virtual set where due, then train on it and on the global set."""
         down, own = inbox.only(), client.state
         start, anchors = down.weights, own.anchors if down.anchors is None else down.anchors
-        made = SyntheticSet(own.images, own.share, own.classes)
-        if self.refines(client.round) and client.round > 1:
+        made, refining = own.as_set(), self.refines(client.round)
+        if refining and client.round > 1:
             made = await self.matching(self.local_steps).matched(client, made, lambda _: start)
-        labels = None if anchors is None else self.anchor_labels(client.model, anchors)
-        data = Data.of(*made.flat())
-        if anchors is not None and labels is not None:
-            data = Data.of(torch.cat([data.all().x, anchors]), torch.cat([data.labels, labels]))
-        batches = data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
-        leaning = not self.refines(client.round) and anchors is not None and self.weight > 0
-        drift = None
-        if self.controlled and down.control is not None and own.control is not None:
-            drift = algebra.sub(down.control, own.control)
+        (x, y), common = made.flat(), self.labelled(client.model, anchors)
+        both = Data.of(torch.cat([x, common.x]), torch.cat([y, common.y]))
+        batches = both.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        # In rounds of τ the change of weights is to be a gradient of the cross-entropy alone.
+        leaning = not refining and self.regulariser != "none" and self.weight > 0
         weights = await minimize(
-            self.objective, client.model, start, batches, SGD(self.lr), start=start, drift=drift,
-            anchors=anchors if leaning else None, labels=labels if leaning else None,
+            self.objective, client.model, start, batches, SGD(self.lr), start=start,
+            drift=algebra.sub(down.control, own.control),
+            anchors=common if leaning else Batch(common.x[:0], common.y[:0]),
         )  # fmt: skip
-        control, change = own.control, None
-        if drift is not None and control is not None and down.control is not None:
-            change = controls.change(down.control, start, weights, len(batches), self.lr)
-            control = algebra.add(control, change)
-        client.state = Own(*made, anchors, control)
+        change = controls.change(down.control, start, weights, len(batches), self.lr)
+        client.state = Own(*made, anchors, algebra.add(own.control, change))
         return Up(weights, change)
 
     @at_server
@@ -216,73 +192,50 @@ class FedLGD(Method):
         state, ups = server.state, list(inbox.values())
         mean = algebra.mean([up.weights for up in ups])
         told = {**state.told, **{name: state.version for name in inbox}}
-        anchors, version, control = state.anchors, state.version, state.control
-        if self.refines(server.round) and anchors is not None:
+        anchors, version = state.anchors, state.version
+        if self.refines(server.round):
             way = algebra.sub(algebra.parameters(state.weights), algebra.parameters(mean))
-            batches = Made(self.global_steps, lambda _: Batch(torch.empty(0), torch.empty(0)))
-            anchors = await minimize(
-                self.gradients_apart, server.model, anchors, batches,
-                SGD(self.pixel_lr, self.pixel_momentum),
-                weights=state.weights, target=algebra.scale(way, 1 / self.lr),
-                labels=self.anchor_labels(server.model, anchors),
-            )  # fmt: skip
+            # Several steps' way over one rate: the distance does not change with its length.
+            target = algebra.scale(way, 1 / self.lr)
+            matching = GradientMatching(self.global_steps, self.global_lr, self.pixel_momentum)
+            sets = {"global": self.labelled(server.model, anchors)}
+            moved = await matching.matched(server.model, sets, state.weights, target)
+            anchors = moved["global"].x
             version += 1
-        changes = [up.control for up in ups if up.control is not None]
-        if control is not None and changes:
-            control = controls.renewed(control, changes, len(server.models))
+        control = controls.renewed(state.control, [up.control for up in ups], len(server.models))
         server.state = Global(mean, anchors, version, told, control)
 
     def objective(
-        self,
-        model: Model,
-        weights: Weights,
-        batch: Batch,
-        start: Weights,
-        drift: Weights | None,
-        anchors: Tensor | None,
-        labels: Tensor | None,
-    ) -> Tensor:
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights,
+        anchors: Batch,
+    ) -> Tensor:  # fmt: skip
         """Cross-entropy, plus λ times the regulariser that leans on the global set."""
         features, logits = model.both(weights, batch.x)
         loss = cross_entropy(logits, batch.y)
-        if anchors is not None and labels is not None and self.regulariser != "none":
-            lean = model.features(weights, anchors)
+        if len(anchors.x):
+            lean = model.features(weights, anchors.x)
             if self.regulariser == "contrastive":
-                rows, classes = torch.cat([features, lean]), torch.cat([batch.y, labels])
+                rows, classes = torch.cat([features, lean]), torch.cat([batch.y, anchors.y])
                 term = supervised_contrastive(rows, classes, temperature=self.temperature)
             else:
                 term = mmd(features, lean)
             loss = loss + self.weight * term
-        if drift is not None:
+        if self.local_update == "scaffold":
             loss = loss + controls.correction(drift, weights)
         if self.local_update == "fedprox":
             moved = algebra.sub(algebra.parameters(weights), algebra.parameters(start))
             loss = loss + self.mu / 2 * algebra.square(moved)
         return loss
 
-    def gradients_apart(
-        self, model: Model, anchors: Tensor, batch: Batch, weights: Weights, target: Weights,
-        labels: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """Equation 3: the distance between the global set's gradient and the clients' change."""
-        still = model.evaluating
-        own = slope(lambda w: cross_entropy(still(w, anchors), labels), weights)
-        return gradient_distance(own, target)
-
     def refines(self, round: int) -> bool:
         """Whether a round, counted from 1, belongs to τ."""
         t = round - 1
         return bool(self.refine_every) and t % self.refine_every == 0 and t <= self.refine_until
 
-    def matching(self, steps: int) -> Matching:
-        return Matching(steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
-                        self.augmentation)  # fmt: skip
+    def labelled(self, model: Model, anchors: Tensor) -> Batch:
+        """The global set with its labels: it is sorted by class."""
+        classes = torch.arange(model.classes, device=anchors.device)
+        return Batch(anchors, classes.repeat_interleave(len(anchors) // model.classes))
 
-    def anchor_labels(self, model: Model, anchors: Tensor) -> Tensor:
-        """[image], the global set is sorted by class."""
-        each = len(anchors) // model.classes
-        return torch.arange(model.classes, device=anchors.device).repeat_interleave(each)
-
-    @property
-    def controlled(self) -> bool:
-        return self.local_update == "scaffold"
+    def first_control(self, weights: Weights) -> Weights:
+        return controls.fresh(weights) if self.local_update == "scaffold" else {}

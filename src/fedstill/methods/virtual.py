@@ -57,5 +57,9 @@ class Virtual(Method):
 
     @property
     def warming(self) -> Matching:
-        return Matching(self.warm_up_steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
+        return self.matching(self.warm_up_steps)
+
+    def matching(self, steps: int) -> Matching:
+        """Matching of features for so many steps."""
+        return Matching(steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                         self.augmentation)  # fmt: skip

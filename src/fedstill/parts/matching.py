@@ -1,17 +1,16 @@
-"""Distances between gradients and between paths of weights; no optimiser."""
+"""Distances between gradients and between paths of weights, and images moved by the former."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import algebra
-from fedstill.core.data import Batch
-from fedstill.core.model import Model
-from fedstill.core.records import Weights
+from fedstill.core import SGD, Batch, Made, Model, Weights, algebra, minimize
+from fedstill.core.ranges import Count, Fraction, Positive
 
 _EPS = 1e-6
 
@@ -54,3 +53,35 @@ def loss_on(model: Model, examples: Batch) -> Callable[[Weights], Tensor]:
 def path_distance(reached: Weights, target: Weights, start: Weights) -> Tensor:
     """||reached - target||² / ||start - target||², over trainable entries (trajectory matching)."""
     return squared_distance(reached, target) / (squared_distance(start, target) + 1e-12)
+
+
+@dataclass(frozen=True)
+class GradientMatching:
+    """Moves the images of some sets until their gradients point where a given one does."""
+
+    steps: Count
+    lr: Positive
+    momentum: Fraction
+
+    async def matched(
+        self, model: Model, sets: Mapping[str, Batch], weights: Weights, target: Weights
+    ) -> dict[str, Batch]:
+        """The sets after `steps` steps, all against one target at the same weights."""
+        labels = {name: examples.y for name, examples in sets.items()}
+        images = await minimize(
+            self.objective, model, {name: examples.x for name, examples in sets.items()},
+            Made(self.steps, lambda _: ()), SGD(self.lr, self.momentum),
+            labels=labels, weights=weights, target=target,
+        )  # fmt: skip
+        return {name: Batch(moved, labels[name]) for name, moved in images.items()}
+
+    def objective(
+        self, model: Model, images: dict[str, Tensor], batch: tuple[()],
+        labels: dict[str, Tensor], weights: Weights, target: Weights,
+    ) -> Tensor:  # fmt: skip
+        """Σ over sets of the distance between a set's own gradient and the target."""
+        apart = []
+        for name, x in images.items():
+            own = slope(loss_on(model.evaluating, Batch(x, labels[name])), weights)
+            apart.append(gradient_distance(own, target))
+        return torch.stack(apart).sum()

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from fedstill.core import SGD, Data, Made, Model, Node, Record, Weights, minimize, trees
@@ -82,6 +83,14 @@ def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Te
             means.append(pixels.mean(1))
             stds.append(pixels.std(1, unbiased=False))
     return torch.stack(means), torch.stack(stds)
+
+
+def mean_over_holders(rows: Sequence[Tensor], classes: Sequence[Tensor], nobody: Tensor) -> Tensor:
+    """[class, ...], the mean of the rows that were sent for a class; `nobody`'s where none was."""
+    whose = F.one_hot(torch.cat(list(classes)), len(nobody)).to(nobody)  # [row, class]
+    count = whose.sum(0).unsqueeze(1)
+    mean = whose.T @ torch.cat(list(rows)) / count.clamp(min=1)
+    return torch.where(count > 0, mean, nobody)
 
 
 Start = Literal["statistics", "noise", "real"]

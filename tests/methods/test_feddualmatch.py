@@ -1,0 +1,248 @@
+"""FedDualMatch: the radius in closed form, FedDM as its limit, and what the server adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import Batch, Inbox, Weights
+from fedstill.core.errors import BadValue
+from fedstill.core.node import SERVER
+from fedstill.core.seeds import generator
+from fedstill.engines.in_process import InProcess
+from fedstill.methods.feddm import Down as FedDMDown
+from fedstill.methods.feddm import FedDM
+from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, union
+from fedstill.models import MLP
+from fedstill.parts.matching import gradient_distance, loss_on, slope
+from worlds import World, pictures, played
+
+PLAIN: dict[str, Any] = {
+    "augmentation": "none", "tune_augmentation": "none", "steps": 2, "real_batch": 8,
+    "per_class": 2, "samplings": 2, "sampling_steps": 2, "tune_epochs": 2, "tune_batch": 1000,
+}  # fmt: skip
+
+
+def start_of(method: Any, world: World) -> Weights:
+    weights: Weights = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    return weights
+
+
+def sent(method: FedDualMatch, world: World, client: str = "c1", radius: float = 5.0) -> Up:
+    engine = InProcess(method, world)
+    mail = Inbox({SERVER: Down(start_of(method, world), radius)})
+    message = engine.play(method.synthesize, 1, {client: mail})[client].message
+    assert isinstance(message, Up)
+    return message
+
+
+def trained(method: FedDualMatch, world: World, *ups: Up) -> Global:
+    engine = InProcess(method, world)
+    mail = Inbox({f"c{i}": up for i, up in enumerate(ups)})
+    engine.play(method.train, 1, {SERVER: mail})
+    state = engine.states[SERVER]
+    assert isinstance(state, Global)
+    return state
+
+
+# The radius
+
+LINEAR = MLP((2,), 2, hidden=())
+ORIGIN = {"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}
+
+
+def points(*examples: tuple[float, float, int]) -> Batch:
+    return Batch(
+        torch.tensor([[a, b] for a, b, _ in examples]), torch.tensor([y for *_, y in examples])
+    )
+
+
+def test_the_radius_is_the_longest_gap_between_a_clients_gradient_and_that_of_all() -> None:
+    # At the origin softmax is a half, and the gradient of class 0 at x is ∓x/2 for the two rows of
+    # the weights and ∓1/2 for the biases; class 1 has the opposite sign.
+    first, second = points((1.0, 0.0, 0)), points((0.0, 3.0, 1), (0.0, 1.0, 1))
+    # The mean gradient of row 0, as (weights, bias):
+    #   first  (-1/2, 0, -1/2), second (0, 1, 1/2), all ((first + 2 second) / 3).
+    # first - all = 2/3 (first - second) = 2/3 (-1/2, -1, -1); second - all is half as long.
+    # Both rows count: twice the square.
+    expected = 2 / 3 * (2 * (1 / 4 + 1 + 1)) ** 0.5
+    method = FedDualMatch(radius_lr=1.0)
+    assert method.radius(LINEAR, ORIGIN, [first, second]) == pytest.approx(expected)
+    assert method.radius(LINEAR, ORIGIN, [second, first]) == pytest.approx(expected)
+    tenth = FedDualMatch(radius_lr=0.1)
+    assert tenth.radius(LINEAR, ORIGIN, [first, second]) == pytest.approx(expected / 10)
+
+
+def test_the_radius_is_kept_within_its_bounds() -> None:
+    first, second = points((1.0, 0.0, 0)), points((0.0, 3.0, 1))
+    assert FedDualMatch().radius(LINEAR, ORIGIN, [first, first]) == 1e-3
+    assert FedDualMatch(radius_lr=100.0).radius(LINEAR, ORIGIN, [first, second]) == 5.0
+    narrow = FedDualMatch(first_radius=0.2, lowest_radius=0.1)
+    assert narrow.radius(LINEAR, ORIGIN, [first, second]) == 0.2
+    assert narrow.radius(LINEAR, ORIGIN, [first, first]) == 0.1
+
+
+def test_clients_work_with_the_radius_of_the_round_before() -> None:
+    method, heard = FedDualMatch(**PLAIN), []
+
+    class Ear:
+        def carry(self, message: Any, sender: str, round: int, step: str) -> Any:
+            if isinstance(message, Down):
+                heard.append(message.radius)
+            return message
+
+    _, log = played(method, pictures(), rounds=3, channels=[Ear()])
+    found = [row.value for row in log.metrics if row.name == "radius"]
+    assert heard == pytest.approx([5.0, *found[:2]])
+    assert all(1e-3 <= radius <= 5 for radius in found)
+
+
+def test_networks_lie_on_the_sphere_of_the_radius_that_was_sent() -> None:
+    world, method = pictures(), FedDualMatch()
+    centre, client = start_of(method, world), InProcess(method, world).node("c0", 1, "synthesize")
+    for radius in (0.01, 5.0):
+        network = method.networks(client, centre, radius)(3)
+        gap = torch.cat([(network[name] - centre[name]).flatten() for name in centre])
+        assert float(gap.double().norm()) == pytest.approx(radius, rel=1e-3)
+
+
+# The limit
+
+
+@pytest.mark.parametrize("start", ["noise", "real"])
+def test_one_layer_all_at_once_and_squared_uploads_what_feddm_uploads(start: Any) -> None:
+    world = pictures()
+    common: dict[str, Any] = {"per_class": 3, "steps": 4, "pixel_lr": 0.3, "real_batch": 8}
+    ours = FedDualMatch(
+        **common, outputs="features", distance="squared", deep_first=False, samplings=0, start=start
+    )
+    theirs = FedDM(**common, outputs="features", radius=5.0, start=start)
+    mail = Inbox({SERVER: FedDMDown(start_of(theirs, world))})
+    for client in world.clients:
+        up = InProcess(theirs, world).play(theirs.synthesize, 1, {client: mail})[client].message
+        mine = sent(ours, world, client)
+        assert torch.equal(mine.images, up.images) and torch.equal(mine.labels, up.labels)
+
+
+def test_images_are_sorted_by_class_and_only_of_classes_held() -> None:
+    world, method = pictures(), FedDualMatch(**PLAIN)
+    assert sent(method, world, "c0").labels.tolist() == [0, 0, 1, 1]
+    assert sent(method, world, "c1").labels.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_order_layers_and_distance_change_what_is_sent() -> None:
+    world, base = pictures(), {**PLAIN, "steps": 4}
+    made = [
+        sent(FedDualMatch(**base, **values), world).images
+        for values in ({}, {"deep_first": False}, {"distance": "squared"}, {"outputs": "features"})
+    ]
+    assert all(not torch.equal(made[0], other) for other in made[1:])
+
+
+# The server
+
+
+def uploads(world: World) -> list[Up]:
+    rng = generator(0, "uploads")
+    return [
+        Up(torch.randn(4, 1, 8, 8, generator=rng), torch.tensor(labels))
+        for labels in ([0, 0, 1, 1], [1, 1, 2, 2])
+    ]
+
+
+def test_without_samplings_the_server_tunes_on_the_uploaded_sets_alone() -> None:
+    world = pictures()
+    values = {**PLAIN, "samplings": 0, "tune_epochs": 1}
+    method = FedDualMatch(**values, tuning="sgd", tune_lr=0.3)
+    ups, start, model = uploads(world), start_of(method, world), world.server_model
+    x, y = torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups])
+    slopes = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
+    for name, reached in trained(method, world, *ups).weights.items():
+        assert torch.allclose(reached, start[name] - 0.3 * slopes[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("samplings", [1, 2])
+def test_the_server_tunes_on_the_sets_and_on_copies_with_a_matched_gradient(samplings: int) -> None:
+    world = pictures()
+    values = {**PLAIN, "samplings": samplings, "sampling_steps": 1, "tune_epochs": 1}
+    method = FedDualMatch(**values, tuning="sgd", tune_lr=0.3)
+    ups, start, model = uploads(world), start_of(method, world), world.server_model
+    sets = [Batch(up.images, up.labels) for up in ups]
+    radius = method.radius(model, start, sets)
+    ball = method.networks(InProcess(method, world).node(SERVER, 1, "train"), start, radius)
+    copies = sets
+    for sampling in range(samplings):  # each copy goes on, against the gradient of all sets
+        network = ball(sampling)
+        target = slope(loss_on(model, union(sets)), network)
+
+        def apart(images: Tensor, y: Tensor, at: Weights = network, to: Weights = target) -> Tensor:
+            return gradient_distance(slope(loss_on(model, Batch(images, y)), at), to)
+
+        copies = [Batch(x - 0.1 * torch.func.grad(apart)(x, y), y) for x, y in copies]
+    both = union([*sets, *copies])
+    slopes = torch.func.grad(lambda w: cross_entropy(model(w, both.x), both.y))(start)
+    state = trained(method, world, *ups)
+    assert state.radius == pytest.approx(radius)
+    for name, reached in state.weights.items():
+        assert torch.allclose(reached, start[name] - 0.3 * slopes[name], atol=1e-6)
+
+
+def test_matched_copies_never_leave_the_server() -> None:
+    world = pictures()
+    _, log = played(FedDualMatch(**PLAIN), world, rounds=1)
+    size = sum(tensor.numel() for tensor in world.server_model.init(0).values())
+    assert sum(row.floats for row in log.messages if row.direction == "down") == size + 1
+    pairs = 2 + 3 + 3  # classes held by the clients
+    assert sum(row.floats for row in log.messages if row.direction == "up") == pairs * 2 * 64
+
+
+def test_interleaved_tuning_begins_within_the_samplings_with_other_draws_each_time() -> None:
+    world, parts = pictures(), []
+
+    class Spy(FedDualMatch):
+        async def tuned(
+            self, server: Any, start: Any, sets: Any, epochs: int, part: int = 0
+        ) -> Any:
+            parts.append((epochs, part))
+            return await super().tuned(server, start, sets, epochs, part)
+
+    values = {**PLAIN, "samplings": 3, "tune_epochs": 7}
+    trained(Spy(**values, interleave=True), world, *uploads(world))
+    assert parts == [(2, 0), (2, 1), (2, 2)]
+    parts.clear()
+    trained(Spy(**values), world, *uploads(world))
+    assert parts == [(7, 0)]
+
+
+def test_one_client_alone_can_be_learnt_from() -> None:
+    world, method = pictures(), FedDualMatch(**PLAIN)
+    state = trained(method, world, uploads(world)[0])
+    assert state.radius == method.lowest_radius  # its gradient is that of all
+    assert all(torch.isfinite(tensor).all() for tensor in state.weights.values())
+
+
+# Values
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
+    method = FedDualMatch()
+    assert (method.steps, method.pixel_lr, method.start) == (200, 1.0, "noise")
+    assert (method.outputs, method.distance, method.deep_first) == ("stages", "norm", True)
+    assert (method.samplings, method.sampling_steps, method.sampling_lr) == (10, 10, 0.1)
+    assert (method.tune_epochs, method.tune_lr, method.tuning) == (500, 1e-3, "adam")
+    assert (method.first_radius, method.lowest_radius) == (5.0, 1e-3)
+
+
+def test_values_that_contradict_each_other_are_told_together() -> None:
+    with pytest.raises(BadValue) as error:
+        FedDualMatch(interleave=True, samplings=0, lowest_radius=6.0, augmentation="flop")
+    assert len(error.value.faults) == 3
+
+
+def test_the_union_keeps_the_order_of_the_sets() -> None:
+    both = union([points((1.0, 2.0, 0)), points((3.0, 4.0, 1))])
+    assert both.x.tolist() == [[1, 2], [3, 4]] and both.y.tolist() == [0, 1]

@@ -1,0 +1,50 @@
+"""Every recipe that is shipped is sound, and its quick variant runs to the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedstill
+from fedstill.config import checked, read_recipe
+from fedstill.logbook.reader import read_run
+from small_recipes import fedstill as command
+
+SHIPPED = (Path(__file__).parents[1] / "recipes", Path(str(fedstill.__file__)).parent / "recipes")
+RECIPES = [path for folder in SHIPPED for path in sorted(folder.rglob("*.toml"))]
+NAMES = [f"{path.parent.name}/{path.stem}" for path in RECIPES]
+
+
+def test_there_are_recipes_of_every_paper() -> None:
+    assert {path.parent.name for path in RECIPES} >= {"feddm", "fedlgd", "feddualmatch"}
+
+
+def test_no_two_recipes_have_the_same_name() -> None:
+    names = [checked(read_recipe(path))[0].run.name for path in RECIPES]
+    assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_a_recipe_is_sound_and_says_where_it_comes_from(path: Path) -> None:
+    tables = read_recipe(path)
+    recipes = checked(tables)
+    assert tables["about"]["source"].strip()
+    assert {*tables.get("reported", {})} <= {recipe.label for recipe in recipes}
+    for table in tables.get("reported", {}).values():
+        assert table["source"].strip()
+        assert all(10 < value < 100 for value in table.values() if not isinstance(value, str))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_its_quick_variant_runs_to_the_end_without_a_data_folder(
+    path: Path, tmp_path: Path
+) -> None:
+    out, places = tmp_path / "run", f"run.cache_dir={tmp_path / 'cache'}"
+    said = command("run", path, "--quick", "run.pictures=false", places, "--out", out)
+    assert said.code == 0, said.err
+    recipes = checked(read_recipe(path))
+    for recipe in recipes:
+        run = read_run(out / recipe.label if len(recipes) > 1 else out)
+        assert (run.summary["status"], run.summary["data"]) == ("finished", "digits5")
+        assert run.summary["rounds"] <= 3

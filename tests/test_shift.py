@@ -1,0 +1,67 @@
+"""Distances between clients' data and the map of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedstill import build, config, shift
+from fedstill.cli import app
+from fedstill.core.errors import RecipeError
+from fedstill.toml import toml_text
+
+TABLES = {
+    "data": {"name": "digits5", "virtual": {"per_class": 2, "warm_up_steps": 2, "real_batch": 8}},
+    "models": {"name": "convnet", "width": 4},
+    "method": {"name": "fedavg"},
+}
+
+
+def test_the_wasserstein_distance_of_a_moved_cloud_is_the_way_it_moved() -> None:
+    cloud = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    moved = cloud[torch.randperm(20, generator=torch.Generator().manual_seed(1))] + torch.tensor(
+        [3.0, 0.0, 4.0]
+    )
+    assert shift.wasserstein(cloud, moved) == pytest.approx(5.0, abs=1e-6)
+    assert shift.wasserstein(cloud, cloud.flip(0)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_every_pair_of_clients_has_both_distances_before_and_after(tmp_path: Path) -> None:
+    tables = {**TABLES, "run": {"cache_dir": str(tmp_path)}}
+    (recipe,) = config.checked(tables)
+    real, distilled = shift.measured(build.Built(recipe), most=12)
+    rows = shift.pairs(real, distilled)
+    assert len(rows) == 5 * 4 // 2
+    assert all(len(cloud.labels) == 12 for cloud in (*real, *distilled))
+    assert set(rows[0]) == {
+        "clients", "mmd real", "wasserstein real", "mmd distilled", "wasserstein distilled",
+    }  # fmt: skip
+    by_name = {row["clients"]: row for row in rows}
+    assert by_name["plain - inverted"]["mmd real"] > by_name["plain - cluttered"]["mmd real"]
+    places = shift.tsne_map(real, 0)
+    assert places.shape == (5 * 12, 2)
+    assert np.array_equal(places, shift.tsne_map(real, 0))
+
+
+def test_a_recipe_without_virtual_data_is_refused_by_key() -> None:
+    (recipe,) = config.checked({**TABLES, "data": {"name": "digits5"}})
+    with pytest.raises(RecipeError, match=r"data\.virtual is missing"):
+        shift.measured(build.Built(recipe))
+
+
+def test_the_command_prints_numbers_and_draws_the_map(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(toml_text({**TABLES, "run": {"cache_dir": str(tmp_path / "cache")}}))
+    picture = tmp_path / "map.png"
+    words = ["shift", str(recipe), "--most", "8", "--picture", str(picture), "--format", "json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)) == 10
+    with Image.open(picture) as drawn:
+        assert drawn.size[0] > 800
