@@ -224,15 +224,16 @@ def checked(tables: Table) -> list[Recipe]:
     for name in FREE_TABLES:
         if not isinstance(tables.get(name, {}), Mapping):
             faults.append(f"{name} must be a table, not {tables[name]!r}")
+    virtual = None
     if data is not None:
         _check_data(data, faults)
+        virtual = _checked_virtual(data, faults)
     if federation is not None:
         _check_federation(federation, faults)
     methods = tables.get("method", [])
     methods = methods if isinstance(methods, list) else [methods]
     if not methods:
         faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
-    virtual = data.virtual if data is not None else None
     made = [
         _read_method(table, i, len(methods), virtual, faults) for i, table in enumerate(methods)
     ]
@@ -393,8 +394,14 @@ def _check_data(data: DataTable, faults: list[str]) -> None:
         faults.append("data.name: " + unknown("data set", data.name, DATASETS))
     if data.partition is not None:
         _check_partition(data.partition, faults)
-    if data.virtual is not None:
-        _read_values(Virtual, data.virtual, "data.virtual", faults)
+
+
+def _checked_virtual(data: DataTable, faults: list[str]) -> Table | None:
+    """The values of `data.virtual` where there is nothing wrong with them."""
+    if data.virtual is None:
+        return None
+    made = _read_values(Virtual, data.virtual, "data.virtual", faults)
+    return data.virtual if made is not None else None
 
 
 def _check_partition(partition: Table, faults: list[str]) -> None:
