@@ -155,6 +155,12 @@ def test_clients_scored_on_their_own_data_only_show_that(tmp_path):
     assert "keep their own models" in found.as_markdown()
 
 
+def test_clients_that_share_a_test_set_have_one_column(tmp_path):
+    text = comparison([made(tmp_path / "0", 0, {"a": 0.5, "b": 0.5, "c": 0.5})]).as_markdown()
+    assert "| method | average |" in text
+    assert "all clients share one test set" in text
+
+
 def test_many_clients_are_shown_by_their_extremes(tmp_path):
     scores = {f"client-{number}": number / 100 for number in range(30)}
     text = comparison([made(tmp_path / "0", 0, scores)]).as_markdown()

@@ -211,7 +211,7 @@ class _Fitting:
 
 def _laid_out(section: Section) -> _Layout:
     """The cells of a section as text, with the same columns for a terminal and for a page."""
-    targets = section.targets
+    targets = [] if _one_test_set(section) else section.targets
     few = len(targets) <= COLUMNS_FOR_TARGETS
     scores = _scores(section)
     directions = [name for name in DIRECTIONS if name != "peer" or _any_peers(section)]
@@ -252,6 +252,8 @@ def _explained(section: Section) -> list[str]:
     if not any(len(group.seeds) > 1 for group in section.groups):
         lines = [f"accuracies in percent, one seed{seeds}"]
     lines.append("bytes of all rounds, each message counted once, however many hear it")
+    if _one_test_set(section):
+        lines.append("all clients share one test set")
     if SERVER_SCORE not in _scores(section):
         lines.append(
             "where clients keep their own models, a column is the mean of all models on that test "
@@ -277,6 +279,14 @@ def _scores(section: Section) -> list[str]:
 def _score(group: Group, name: str) -> Statistic | None:
     """A score of a group; a common model is every client's, so its average is each of them."""
     return group.scores.get(name) or group.scores.get(SERVER_SCORE)
+
+
+def _one_test_set(section: Section) -> bool:
+    """Whether clients share their test set: each common model scores the same for all of them."""
+    if any(SERVER_SCORE not in group.scores for group in section.groups):
+        return False
+    scored = [set(group.targets.values()) for group in section.groups]
+    return len(section.targets) > 1 and all(len(values) == 1 for values in scored)
 
 
 def _same_seeds(section: Section) -> bool:
