@@ -2,19 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
 
 .PHONY: demo test check clean
 
-$(READY): pyproject.toml
+$(VENV)/.for-demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $(READY)
+	$(INSTALL) '.[report]'
+	touch $@
 
-demo: $(READY)
+$(VENV)/.for-test: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[dev]'
+	touch $@
+
+demo: $(VENV)/.for-demo
 	$(BIN)/fedstill demo
 
-check: $(READY)
+check: $(VENV)/.for-test
 	$(BIN)/ruff check src tests examples
 	$(BIN)/ruff format --check src tests examples
 	$(BIN)/mypy
