@@ -1,0 +1,173 @@
+"""A run killed at any moment and resumed gives what a run gives that was never killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill import runs
+from fedstill.config import Recipe, checked, read_recipe
+from fedstill.federation import checkpoint
+from fedstill.logbook.writer import FolderLog
+from small_recipes import FEDDM, fedstill, images_recipe, last_weights, metrics
+
+KILLS = 10  # of each method
+ROUNDS = 15
+SCAFFOLD = {"name": "scaffold", "lr": 0.05, "batch_size": 4}
+METHODS: dict[str, dict[str, Any]] = {
+    # A round takes some tens of milliseconds: kills land in steps, in scores and in writing.
+    "scaffold": SCAFFOLD,
+    "feddm": {**FEDDM, "steps": 8, "server_epochs": 4},
+}
+
+
+def recipe_from(path: Path) -> Recipe:
+    (recipe,) = checked(read_recipe(path))
+    return recipe
+
+
+def equal_runs(one: Path, other: Path) -> bool:
+    assert last_weights(one) == last_weights(other)
+    assert metrics(one) == metrics(other)
+    return True
+
+
+def opened(folder: Path) -> float:
+    """When the run last opened its tables."""
+    try:
+        return (folder / "notes.csv").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def begun(folder: Path, before: float, alive: Any) -> None:
+    """Wait until a process has begun to write to its folder, or has ended."""
+    while alive() and opened(folder) == before:
+        time.sleep(0.002)
+
+
+def killed(function: Any, arguments: tuple[Any, ...], folder: Path, seconds: float) -> bool:
+    """A process of its own, killed some time after it began; False where it was done before.
+
+    The server it is forked from has imported everything, so that ten kills take seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedstill.runs"])
+    before = opened(folder)
+    process = context.Process(target=function, args=arguments)
+    process.start()
+    begun(folder, before, process.is_alive)
+    process.join(seconds)
+    assert process.pid is not None
+    if process.exitcode is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_killed_at_ten_random_moments_equals_one_never_killed(tmp_path, name):
+    recipe = recipe_from(images_recipe(tmp_path, METHODS[name], rounds=ROUNDS))
+    began = time.perf_counter()
+    runs.begin(recipe, tmp_path / "whole")
+    lasts = time.perf_counter() - began
+    rng, kills, number = random.Random(name), 0, 0
+    while kills < KILLS:
+        folder = tmp_path / f"killed-{number}"
+        seconds = rng.uniform(0, 1 / KILLS) * lasts
+        if (folder / "summary.json").exists():  # done before the last kill: begin another one
+            assert equal_runs(folder, tmp_path / "whole")
+            number += 1
+        elif (folder / "recipe.toml").exists():
+            kills += killed(runs.resume, (folder,), folder, seconds)
+        else:
+            kills += killed(runs.begin, (recipe, folder), folder, seconds)
+    if not (folder / "recipe.toml").exists():
+        runs.begin(recipe, folder)
+    assert fedstill("resume", folder).code == 0
+    assert equal_runs(folder, tmp_path / "whole")
+    assert not list((folder / "checkpoints").glob("*.partial"))
+
+
+def test_the_command_killed_and_resumed_equals_one_never_killed(tmp_path):
+    recipe = images_recipe(tmp_path, METHODS["feddm"], rounds=12)
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "fedstill", "run", str(recipe), "--out", str(folder)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    begun(folder, 0.0, lambda: process.poll() is None)
+    time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (folder / "summary.json").exists()
+    assert fedstill("resume", folder).code == 0
+    assert fedstill("run", recipe, "--out", tmp_path / "whole").code == 0
+    assert equal_runs(folder, tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the program catches it."""
+
+
+def dying(function: Any, call: int) -> Any:
+    """The same function, but the program dies at its n-th call."""
+    calls = 0
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return function(*arguments, **options)
+
+    return wrapped
+
+
+PLACES = [
+    (checkpoint, "_put"), (checkpoint, "_publish"), (checkpoint, "_tidy"), (FolderLog, "write"),
+    (FolderLog, "flush"), (runs, "_write_whole"), (runs, "write_json"), (runs, "write_summary"),
+    (runs, "_write_partition"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe of two rounds and a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    runs.begin(recipe_from(images_recipe(folder, SCAFFOLD, rounds=2)), folder / "run")
+    return folder
+
+
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])
+@pytest.mark.parametrize("call", [1, 3])
+def test_dying_at_a_write_and_resuming_equals_never_dying(tmp_path, whole, owner, name, call):
+    recipe, folder = whole / "images.toml", tmp_path / "dying"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying(getattr(owner, name), call))
+        try:
+            runs.begin(recipe_from(recipe), folder)
+        except Killed:
+            assert not (folder / "summary.json").exists()
+    if (folder / "recipe.toml").exists():
+        assert fedstill("resume", folder).code == 0
+    else:  # it never began, and may begin now
+        assert fedstill("run", recipe, "--out", folder).code == 0
+    assert equal_runs(folder, whole / "run")
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path):
+    recipe = images_recipe(tmp_path, SCAFFOLD)
+    folder = tmp_path / "run"
+    fedstill("run", recipe, "--out", folder)
+    with runs._alone(folder):
+        said = fedstill("resume", folder)
+    assert said.code == 2
+    assert f"another process is writing to {folder}" in said.err
