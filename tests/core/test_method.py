@@ -127,7 +127,7 @@ def test_a_step_may_read_a_simpler_message_than_is_sent() -> None:
 
 
 def test_a_step_may_ignore_what_the_step_before_it_sends() -> None:
-    planned("each_round", "speak", "speak")()
+    assert len(planned("each_round", "speak", "speak")().each_round()) == 2
 
 
 def test_a_step_that_reads_another_message_is_refused_with_both_names() -> None:

@@ -178,7 +178,7 @@ def test_clients_batched_together_equal_clients_one_by_one(
 def test_the_gradient_agrees_with_finite_differences(operation: str) -> None:
     x = images(count=1)[:, :, :, :6, :7].double().requires_grad_()
     draws = augment.draw(generator(6), operation, groups=3, image=(6, 7))
-    torch.autograd.gradcheck(lambda x: augment.apply(x, draws), (x,), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: augment.apply(x, draws), (x,), fast_mode=True)
 
 
 def test_the_dtype_of_the_images_is_kept() -> None:
