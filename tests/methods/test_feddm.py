@@ -16,6 +16,7 @@ from fedstill.engines.engine import Party
 from fedstill.engines.in_process import InProcess
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.feddm import Down, FedDM, Global, Up
+from fedstill.parts import balls
 from worlds import CLASSES, World, as_bytes, examples, pictures, played
 
 PLAIN: dict[str, Any] = {
@@ -64,7 +65,9 @@ def test_networks_are_drawn_on_the_sphere_of_exactly_the_radius(radius: float) -
     # The trap: a Gaussian in hundreds of dimensions is always longer than the radius.
     world, method = pictures(norm="batch"), FedDM(radius=radius)
     centre = start_of(method, world)
-    drawn = method.networks(InProcess(method, world).node("c0", 1, "synthesize"), centre)
+    drawn = balls.networks(
+        InProcess(method, world).node("c0", 1, "synthesize"), centre, method.radius
+    )
     for step in range(5):
         network = drawn(step)
         assert distance(network, centre) == pytest.approx(radius, rel=1e-5)
@@ -75,11 +78,15 @@ def test_every_step_client_and_round_has_a_network_of_its_own() -> None:
     world, method = pictures(), FedDM()
     centre, engine = start_of(method, world), InProcess(method, world)
     drawn = [
-        method.networks(engine.node(client, round, "synthesize"), centre)(step)["head.bias"]
+        balls.networks(engine.node(client, round, "synthesize"), centre, method.radius)(step)[
+            "head.bias"
+        ]
         for client, round, step in (("c0", 1, 0), ("c0", 1, 1), ("c1", 1, 0), ("c0", 2, 0))
     ]
     assert len({tuple(bias.tolist()) for bias in drawn}) == 4
-    again = method.networks(engine.node("c0", 1, "synthesize"), centre)(0)["head.bias"]
+    again = balls.networks(engine.node("c0", 1, "synthesize"), centre, method.radius)(0)[
+        "head.bias"
+    ]
     assert torch.equal(again, drawn[0])
 
 
@@ -197,7 +204,9 @@ def test_matching_brings_class_means_together_under_networks_not_seen_before(sta
     values: dict[str, Any] = {**PLAIN, "per_class": 2, "start": start, "radius": 1.0}
     method = FedDM(**values, steps=100)
     centre = start_of(method, world)
-    fresh = method.networks(InProcess(method, world).node("c1", 9, "synthesize"), centre)
+    fresh = balls.networks(
+        InProcess(method, world).node("c1", 9, "synthesize"), centre, method.radius
+    )
     x, y = world.party("c1").data.all()
 
     def gap(up: Up) -> float:

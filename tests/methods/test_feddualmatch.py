@@ -18,6 +18,7 @@ from fedstill.methods.feddm import Down as FedDMDown
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, union
 from fedstill.models import MLP
+from fedstill.parts import balls
 from fedstill.parts.matching import gradient_distance, loss_on, slope
 from worlds import World, pictures, played
 
@@ -105,7 +106,7 @@ def test_networks_lie_on_the_sphere_of_the_radius_that_was_sent() -> None:
     world, method = pictures(), FedDualMatch()
     centre, client = start_of(method, world), InProcess(method, world).node("c0", 1, "synthesize")
     for radius in (0.01, 5.0):
-        network = method.networks(client, centre, radius)(3)
+        network = balls.networks(client, centre, radius)(3)
         gap = torch.cat([(network[name] - centre[name]).flatten() for name in centre])
         assert float(gap.double().norm()) == pytest.approx(radius, rel=1e-3)
 
@@ -173,7 +174,7 @@ def test_the_server_tunes_on_the_sets_and_on_copies_with_a_matched_gradient(samp
     ups, start, model = uploads(world), start_of(method, world), world.server_model
     sets = [Batch(up.images, up.labels) for up in ups]
     radius = method.radius(model, start, sets)
-    ball = method.networks(InProcess(method, world).node(SERVER, 1, "train"), start, radius)
+    ball = balls.networks(InProcess(method, world).node(SERVER, 1, "train"), start, radius)
     copies = sets
     for sampling in range(samplings):  # each copy goes on, against the gradient of all sets
         network = ball(sampling)

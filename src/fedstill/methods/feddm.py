@@ -6,7 +6,7 @@ Federated Learning. CVPR 2023. Algorithm 1, equations 8 to 10, appendix G.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
@@ -29,7 +29,6 @@ from fedstill.core import (
     at_clients,
     at_server,
     minimize,
-    seeds,
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
@@ -38,6 +37,7 @@ from fedstill.parts.synthesis import (
     Matching,
     from_noise,
     from_real,
+    held_classes,
     strategy_faults,
     training_batches,
 )
@@ -122,11 +122,11 @@ class FedDM(Method):
         """Match the class means of features and logits under networks drawn around the weights."""
         centre = inbox.only().weights
         counts = client.data.counts(client.model.classes)
-        held = [c for c, count in enumerate(counts.tolist()) if count]
         fill = from_noise if self.start == "noise" and self.upload == "synthetic" else from_real
-        made = fill(client, held, self.per_class)
+        made = fill(client, held_classes(client), self.per_class)
         if self.upload == "synthetic" and self.steps:
-            made = await self.matching.matched(client, made, self.networks(client, centre))
+            networks = balls.networks(client, centre, self.radius)
+            made = await self.matching.matched(client, made, networks)
         images, labels = made.flat()
         stands_for = counts.to(labels.device)[labels] / torch.bincount(labels)[labels]
         return Up(images, labels, stands_for if self.client_weight == "examples" else None)
@@ -161,14 +161,6 @@ class FedDM(Method):
     def projected(self, weights: Weights, centre: Weights) -> Weights:
         """Appendix G.4: the server stays where the clients' sets are meant to hold."""
         return balls.projected(weights, centre, self.radius)
-
-    def networks(self, client: Node[None], centre: Weights) -> Callable[[int], Weights]:
-        """For each step a network on the sphere: in many dimensions the clipped Gaussian is one.
-
-        Drawn where the client computes: hundreds of thousands of numbers a step.
-        """
-        seed, draw = client.draw("networks"), balls.sphere(centre, self.radius)
-        return lambda step: draw(seeds.generator(seed, step, device=client.device))
 
     @property
     def matching(self) -> Matching:

@@ -6,7 +6,7 @@ submission, no public code. Algorithm 1, equations 2 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
@@ -32,7 +32,6 @@ from fedstill.core import (
     at_clients,
     at_server,
     minimize,
-    seeds,
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
@@ -139,7 +138,7 @@ class FedDualMatch(Method):
                             self.augmentation, self.outputs, self.distance,
                             self.deep_first)  # fmt: skip
         start = fill(client, held_classes(client), self.per_class)
-        networks = self.networks(client, down.weights, down.radius)
+        networks = balls.networks(client, down.weights, down.radius)
         made = await matching.matched(client, start, networks)
         return Up(*made.flat())
 
@@ -150,7 +149,7 @@ class FedDualMatch(Method):
         sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
         radius = self.radius(server.model, centre, list(sets.values()))
         server.log(radius=radius)
-        ball, uploaded = self.networks(server, centre, radius), union(list(sets.values()))
+        ball, uploaded = balls.networks(server, centre, radius), union(list(sets.values()))
         copies, weights = sets, centre
         matching = GradientMatching(self.sampling_steps, self.sampling_lr, self.pixel_momentum)
         for sampling in range(self.samplings):
@@ -191,11 +190,6 @@ class FedDualMatch(Method):
     def objective(self, model: Model, weights: Weights, batch: Labelled) -> Tensor:
         """Cross-entropy on augmented synthetic images."""
         return cross_entropy(model(weights, batch.augmented()), batch.y)
-
-    def networks(self, node: Node[Any], centre: Weights, radius: float) -> Callable[[int], Weights]:
-        """For each step a network on the sphere, drawn where the node computes."""
-        seed, draw = node.draw("networks"), balls.sphere(centre, radius)
-        return lambda step: draw(seeds.generator(seed, step, device=node.device))
 
 
 def union(sets: Sequence[Batch]) -> Batch:

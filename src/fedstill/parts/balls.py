@@ -7,11 +7,13 @@ neither measured nor moved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import algebra
+from fedstill.core import algebra, seeds
+from fedstill.core.node import Node
 from fedstill.core.records import Weights, is_buffer
 
 
@@ -50,6 +52,15 @@ def sphere(centre: Weights, radius: float) -> Callable[[Generator], Weights]:
         return {**centre, **{name: part.view(tensor.shape) for (name, tensor), part in moved}}
 
     return drawn
+
+
+def networks(node: Node[Any], centre: Weights, radius: float) -> Callable[[int], Weights]:
+    """For each step a network on the sphere around the centre.
+
+    Drawn where the node computes: hundreds of thousands of numbers a step.
+    """
+    seed, draw = node.draw("networks"), sphere(centre, radius)
+    return lambda step: draw(seeds.generator(seed, step, device=node.device))
 
 
 def projected(weights: Weights, centre: Weights, radius: float | Tensor) -> Weights:
