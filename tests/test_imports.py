@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "core": ({"core"}, {"torch"}),
     "parts": ({"core", "models", "parts"}, {"torch"}),
     "methods": ({"core", "parts", "methods"}, {"torch"}),
-    "models": ({"core", "models"}, {"torch"}),
+    "models": ({"core", "models"}, {"torch", "triton"}),
     "data": ({"core.errors", "data"}, {"numpy"}),
     "wire": ({"core", "wire"}, {"torch"}),
     "privacy": ({"core", "privacy"}, {"torch"}),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedstill.core import Data, Model, NodeId, Pool
+from fedstill.core.data import Part
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.engines.engine import Engine, Party, autograd_gradient
@@ -39,8 +40,21 @@ class World:
     def models(self) -> Mapping[NodeId, Model]:
         return {name: party.model for name, party in self.parties.items()}
 
+    def on(self, device: str) -> World:
+        """The same federation with its data on a device."""
+        moved = {
+            name: Party(moved_data(party.data, device), party.test, party.model)
+            for name, party in self.parties.items()
+        }
+        return World(moved, self.server_model, moved_data(self.public, device))
+
     def party(self, node: NodeId) -> Party:
         return Party(Data(), Data(), self.server_model) if node == SERVER else self.parties[node]
+
+
+def moved_data(data: Data, device: str) -> Data:
+    """The same examples on a device."""
+    return Data(tuple(Part(pool.to(device), rows.to(device)) for pool, rows in data.parts))
 
 
 def examples(name: str, count: int, shape: tuple[int, ...], classes: Sequence[int]) -> Data:

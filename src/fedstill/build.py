@@ -68,7 +68,12 @@ class Built:
 
     def _engine(self, method: Method, people: Everybody) -> Engine:
         recipe = self.recipe
-        options: Table = {"seed": recipe.run.seed, "device": self.device, "store": self.store}
+        options: Table = {
+            "seed": recipe.run.seed,
+            "device": self.device,
+            "store": self.store,
+            "record": recipe.engine.record,
+        }
         if engine_name(recipe.engine, self.device) == "in_process":
             return InProcess(method, people, **options)
         return Batched(method, people, stack_at_most=recipe.engine.stack_at_most, **options)
@@ -136,6 +141,7 @@ def load_data(recipe: Recipe) -> Collection:
             channels=data.channels,
             partition=data.partition,
             seed=recipe.run.seed if data.seed is None else data.seed,
+            hold_out=data.hold_out,
             **data.options,
         )
     except DataError as error:

@@ -43,6 +43,10 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME by default.")] = None,
     seeds: Annotated[str | None, typer.Option(help="One or more, e.g. --seeds 0 1 2")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="This method of the recipe only; may be repeated."),
+    ] = None,
     data_dir: DataDir = None,
     quick: Quick = False,
     quiet: Quiet = False,
@@ -52,6 +56,7 @@ def run(
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
     recipes = config.checked(config.read_recipe(recipe, changes, quick=quick))
+    recipes = config.chosen(recipes, only or [])
     numbers = [recipes[0].run.seed] if seeds is None else _seeds(seeds)
     pairs = runs.folders_for(recipes, numbers, out or Path("runs") / recipes[0].run.name)
     for _, folder in pairs:  # before the first of them starts

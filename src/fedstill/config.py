@@ -65,6 +65,7 @@ class DataTable:
     partition: dict[str, Any] | None = None
     virtual: dict[str, Any] | None = None  # train on sets distilled from the data instead
     seed: Whole | None = None  # of the split; the run's seed when left out
+    hold_out: Chance | None = None  # of the training examples, to score on instead of the test sets
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -87,6 +88,7 @@ class EngineTable:
 
     name: Literal["auto", "in_process", "batched"] = "auto"
     stack_at_most: Count = 256
+    record: bool = True  # on a GPU, replay the steps of a loop from a recording
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,15 @@ def checked(tables: Table) -> list[Recipe]:
         )
         for method, name, label in (item for item in made if item)
     ]
+
+
+def chosen(recipes: Sequence[Recipe], labels: Sequence[str]) -> list[Recipe]:
+    """The recipes of some methods, by label; all when none is named."""
+    known = [recipe.label for recipe in recipes]
+    strangers = [label for label in labels if label not in known]
+    if strangers:
+        raise RecipeError([unknown("method of this recipe", label, known) for label in strangers])
+    return [recipe for recipe in recipes if not labels or recipe.label in labels]
 
 
 def _faults(tables: Table) -> list[str]:

@@ -76,6 +76,19 @@ def test_several_methods_get_a_folder_each_named_by_label(tmp_path):
     assert fedstill("compare", tmp_path / "runs").code == 0
 
 
+def test_some_methods_of_a_recipe_can_be_picked_by_label(tmp_path):
+    made = tables(tmp_path)
+    del made["method"]
+    recipe = tmp_path / "two.toml"
+    each = '\n[[method]]\nname = "fedavg"\nlabel = "{}"\n'
+    recipe.write_text(toml_text(made) + each.format("one") + each.format("two"))
+    said = fedstill("run", recipe, "run.rounds=1", "--only", "two", "--out", tmp_path / "run")
+    assert said.code == 0 and said.out.startswith("two · "), said.err
+    said = fedstill("run", recipe, "--only", "tow", "--out", tmp_path / "none")
+    assert said.code != 0 and "did you mean 'two'?" in said.err
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_goes_below_runs_under_its_name_unless_told(tmp_path, monkeypatch):
     recipe = write_recipe(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.core.optim import SGD, Adam, Optimizer
+from fedstill.core.optim import SGD, Adam, Optimizer, falling
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
@@ -90,3 +90,35 @@ def test_neither_value_nor_memory_is_written_into() -> None:
         optimizer.step(value, slope(value), memory)
         assert repr(memory) == kept
         assert all(torch.equal(value[n], start()[n]) for n in value)
+
+
+@pytest.mark.parametrize("base", [SGD(0.1, 0.9, 0.01), Adam(0.1)], ids=["sgd", "adam"])
+def test_a_falling_rate_is_that_of_the_framework(base: SGD | Adam) -> None:
+    start = torch.randn(5, generator=torch.Generator().manual_seed(1))
+    theirs = torch.nn.Parameter(start.clone())
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD([theirs], 0.1, 0.9, weight_decay=0.01)
+        if isinstance(base, SGD)
+        else torch.optim.Adam([theirs], 0.1)
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    ours = falling(base, 12, "cosine")
+    value, memory = start, ours.start(start)
+    for _ in range(12):
+        value, memory = ours.step(value, value.cos(), memory)
+        theirs.grad = theirs.detach().cos()
+        optimizer.step()
+        schedule.step()
+    assert torch.allclose(value, theirs.detach(), atol=1e-5)
+
+
+def test_a_rate_that_falls_halfway_is_a_tenth_from_there() -> None:
+    ours = falling(SGD(1.0), 5, "halfway")
+    value, memory = torch.zeros(()), ours.start(torch.zeros(()))
+    moves = []
+    for _ in range(5):
+        moved, memory = ours.step(value, torch.tensor(-1.0), memory)
+        moves.append(round(float(moved - value), 4))
+        value = moved
+    assert moves == [1.0, 1.0, 1.0, 0.1, 0.1]
+    assert falling(SGD(1.0), 5, "constant") == SGD(1.0)

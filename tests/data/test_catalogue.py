@@ -60,3 +60,28 @@ def test_the_package_itself_imports_only_numpy_and_the_standard_library():
             for name in names:
                 root = name.partition(".")[0]
                 assert root in allowed | stdlib_module_names, f"{path.name} imports {name}"
+
+
+def test_held_out_examples_take_the_place_of_the_test_set():
+    whole = load("digits5")
+    held = load("digits5", hold_out=0.2)
+    for before, after in zip(whole.sites, held.sites, strict=True):
+        assert len(after) + len(after.test) == len(before)
+        assert len(after.test) == round(0.2 * len(before))
+        kept = {image.tobytes() for image in after.pool.images[after.rows]}
+        assert not kept & {image.tobytes() for image in after.test.images}
+    assert "held out, not on the test set" in held.notes[-1]
+
+
+def test_clients_of_a_partition_share_what_they_hold_out():
+    split = {"kind": "dirichlet", "clients": 4, "alpha": 0.5}
+    held = load("digits5", partition=split, hold_out=0.1, seed=3)
+    assert all(site.test is held.sites[0].test for site in held.sites)
+    assert sum(map(len, held.sites)) + len(held.sites[0].test) == 1500
+    assert load("digits5", partition=split, hold_out=0.1, seed=3).digest() == held.digest()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_all_or_nothing_cannot_be_held_out(share):
+    with pytest.raises(DataError, match="between 0 and 1"):
+        load("digits5", hold_out=share)

@@ -6,7 +6,7 @@ step leaves behind: messages, memories and numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Never
 
@@ -37,9 +37,11 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
+from fedstill.engines import recorded
 from fedstill.engines.batched import Batched, _shared_or_stacked
 from fedstill.engines.engine import Outcome, Party
 from fedstill.engines.in_process import InProcess
+from fedstill.engines.recorded import Recorder, Replay, Unrecordable
 from fedstill.models import MLP
 from worlds import CLASSES, World, examples, pictures, vectors
 
@@ -512,3 +514,91 @@ def test_loops_of_different_given_numbers_are_not_stacked() -> None:
             )  # fmt: skip
 
     assert_agree(Apart(), vectors())
+
+
+class Replayed(InProcess):
+    """Replays every loop, on a CPU by a stand-in for graphs: the step itself, tried once."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.recorder = Recorder(tried_once if self.device.type == "cpu" else None, keep=2)
+
+
+def tried_once(step: Callable[[], None]) -> Replay:
+    step()
+    return step
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
+@pytest.mark.parametrize("method", SHAPES, ids=lambda method: type(method).__name__)
+def test_replayed_loops_give_the_very_same(
+    method: Method, mixed: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda" and isinstance(method, (Given, EmptyExamples, OwnBody)):
+        pytest.skip("made for a CPU")
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    world = vectors((20, 27, 23, 30, 8), mixed=mixed)
+    plain, states = played(method, world.on(device), InProcess, device=device, record=False)
+    replayed, replayed_states = played(method, world.on(device), Replayed, device=device)
+    check = assert_equal if device == "cpu" else assert_rounded
+    for expected, found in zip(plain, replayed, strict=True):
+        for node in expected:
+            check(expected[node].message, found[node].message)
+            assert found[node].numbers == pytest.approx(expected[node].numbers, rel=1e-5)
+    check(states, replayed_states)
+
+
+def assert_rounded(left: Any, right: Any) -> None:
+    for one, other in zip(trees.tensors(left), trees.tensors(right), strict=True):
+        assert torch.allclose(one, other, TOLERANCE, TOLERANCE)
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    for one, other in zip(trees.tensors(left), trees.tensors(right), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_step_is_recorded_once_for_each_shape_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    engine = Replayed(Invented(), vectors((20, 20, 20)), seed=3)
+    seen: list[Any] = []
+    assert engine.recorder is not None
+    engine.recorder.record = lambda step: seen.append(step) or tried_once(step)  # type: ignore[func-returns-value]
+    for round in (1, 2):
+        engine.play(Invented().learn, round, dict.fromkeys(engine.everybody.clients, Inbox()))
+    assert len(seen) == 2  # batches of 6, and the last of 2
+
+
+def test_a_step_that_cannot_be_recorded_is_run_step_by_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    engine = Replayed(Invented(), vectors(), seed=3)
+    attempts: list[Any] = []
+
+    def refuse(step: Callable[[], None]) -> Replay:
+        attempts.append(step)
+        step()
+        raise Unrecordable
+
+    assert engine.recorder is not None
+    engine.recorder.record = refuse
+    found = engine.play(Invented().learn, 1, dict.fromkeys(engine.everybody.clients, Inbox()))
+    plain, _ = played(Invented(), vectors(), InProcess, rounds=1)
+    assert_equal([o.message for o in plain[0].values()], [o.message for o in found.values()])
+    assert len(attempts) == 1
+
+
+def test_short_loops_are_not_recorded() -> None:
+    engine = Replayed(Invented(), vectors(), seed=3)
+    engine.play(Invented().learn, 1, dict.fromkeys(engine.everybody.clients, Inbox()))
+    assert engine.recorder is not None and not engine.recorder.known

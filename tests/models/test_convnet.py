@@ -85,3 +85,38 @@ def test_evaluation_writes_no_statistics() -> None:
     notes: Weights = {}
     model.learning(notes).evaluating.logits(model.init(0), noise(2, 3, 8, 8))
     assert notes == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 28, 28), (2, 9, 13)])
+def test_kernels_give_what_the_operations_give(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = ConvNet(shape, 10, depth=3, width=8)
+    weights = {name: tensor.cuda().requires_grad_() for name, tensor in model.init(1).items()}
+    x = torch.randn(5, *shape, generator=generator(0)).cuda().requires_grad_()
+
+    def outputs() -> list[Tensor]:
+        logits = model(weights, x)
+        slopes = torch.autograd.grad(
+            logits.square().sum(), [x, *weights.values()], create_graph=True, materialize_grads=True
+        )
+        (second,) = torch.autograd.grad(slopes[0].square().sum(), [x])
+        with torch.no_grad():
+            still = model(weights, x)
+        plain = torch.autograd.grad(model(weights, x).square().sum(), [x])
+        return [logits, still, *slopes, *plain, second]
+
+    fused = outputs()
+    monkeypatch.setattr("fedstill.models.convnet._kernels", lambda: None)
+    for one, other in zip(fused, outputs(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+
+
+def test_the_constant_before_an_instance_norm_counts_for_nothing() -> None:
+    model = ConvNet((3, 8, 8), 4, depth=2, width=4)
+    weights = model.init(1)
+    moved = {n: t + 7 if n == "conv0.bias" else t for n, t in weights.items()}
+    x = torch.randn(5, 3, 8, 8, generator=generator(0))
+    assert torch.equal(model(weights, x), model(moved, x))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,6 +74,41 @@ class Adam:
 
         value = trees.map_tensors(move, value, first, second)
         return value, {"first": first, "second": second, "count": count}
+
+
+Fall = Literal["constant", "halfway", "cosine"]
+
+
+@dataclass(frozen=True)
+class Falling:
+    """Another optimiser whose rate falls over a known number of steps.
+
+    `halfway`: to a tenth after half of the steps; `cosine`: to zero along half a cosine. The memory
+    of the other optimiser must not depend on its rate, which holds for those of this file.
+    """
+
+    base: Optimizer
+    steps: int
+    fall: Fall
+
+    def start(self, value: Any) -> Any:
+        count = torch.zeros((), device=trees.tensors(value)[0].device)
+        return {"base": self.base.start(value), "count": count}
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        moved, kept = self.base.step(value, gradient, memory["base"])
+        share = memory["count"] / self.steps
+        if self.fall == "cosine":
+            rate = (1 + torch.cos(math.pi * share)) / 2
+        else:
+            rate = torch.where(share < 0.5, 1.0, 0.1)
+        value = trees.map_tensors(lambda old, new: old + rate * (new - old), value, moved)
+        return value, {"base": kept, "count": memory["count"] + 1}
+
+
+def falling(base: Optimizer, steps: int, fall: Fall) -> Optimizer:
+    """`base` itself when its rate is constant."""
+    return base if fall == "constant" else Falling(base, steps, fall)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedstill.data.federations import DIGITS_CLIENTS, digits, office
 from fedstill.data.folders import Reading, own_data
 from fedstill.data.partition import Partition, described, partitioned
 from fedstill.data.public import PREFIX, PUBLIC_SETS, PublicSet, public_set
-from fedstill.data.sites import Collection, ImageSet, pooled, whole_site
+from fedstill.data.sites import Collection, ImageSet, held_out, pooled, whole_site
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,28 @@ def load(
     channels: int | None = None,
     partition: Partition | Mapping[str, object] | None = None,
     seed: int = 0,
+    hold_out: float | None = None,
     **options: Any,
 ) -> Collection:
     """Everybody's data, for any name in DATASETS.
 
     With a partition the set, or all clients' data together, is split by it. Without one a
-    federation keeps its clients, and a single set becomes one client that holds everything.
+    federation keeps its clients, and a single set becomes one client that holds everything. With
+    `hold_out` that share of the training examples takes the place of the test sets.
     """
+    found = _loaded(name, data_dir, size, channels, partition, seed, options)
+    return found if hold_out is None else held_out(found, hold_out, seed)
+
+
+def _loaded(
+    name: str,
+    data_dir: str | Path | None,
+    size: int | None,
+    channels: int | None,
+    partition: Partition | Mapping[str, object] | None,
+    seed: int,
+    options: dict[str, Any],
+) -> Collection:
     if name not in DATASETS:
         raise DataError(unknown("data set", name, DATASETS))
     entry = DATASETS[name]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
-from fedstill.data.images import channel_statistics
+from fedstill.data.images import channel_statistics, stratified_split
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +211,28 @@ def pooled(collection: Collection) -> ImageSet:
         domains=np.repeat(np.arange(len(sites), dtype=np.int64), [len(site) for site in sites]),
         domain_names=tuple(site.name for site in sites),
     )
+
+
+def held_out(collection: Collection, share: float, seed: int) -> Collection:
+    """A part of everybody's training examples in place of the test sets, which stay unseen.
+
+    For choosing settings: what is chosen on test sets cannot be reported on them. Each client sets
+    aside `share` of every class. Clients that share one test set share what all of them set aside.
+    """
+    split = [
+        stratified_split(site.labels, test_share=share, seed=seed) for site in collection.sites
+    ]
+    aside: dict[int, list[Examples]] = {}
+    for site, (_, rows) in zip(collection.sites, split, strict=True):
+        aside.setdefault(id(site.test), []).append(site.pool.take(site.rows[rows]))
+    tests = {test: merged(parts) for test, parts in aside.items()}
+    sites = tuple(
+        replace(site, rows=np.sort(site.rows[rows]), test=tests[id(site.test)])
+        for site, (rows, _) in zip(collection.sites, split, strict=True)
+    )
+    count = sum(map(len, tests.values()))
+    note = f"scored on {count} training examples held out, not on the test set"
+    return replace(collection, sites=sites, notes=(*collection.notes, note))
 
 
 def merged(parts: Sequence[Examples]) -> Examples:

@@ -15,6 +15,7 @@ from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Inbox, Node, Store
 from fedstill.core.records import NodeId, State
 from fedstill.engines.engine import Absences, Everybody, Outcome, autograd_gradient
+from fedstill.engines.recorded import Recorder
 
 
 class InProcess:
@@ -31,6 +32,7 @@ class InProcess:
         device: torch.device | str = "cpu",
         absences: Absences | None = None,
         store: Store | None = None,
+        record: bool = True,
     ):
         self.method = method
         self.everybody = everybody
@@ -38,6 +40,7 @@ class InProcess:
         self.device = torch.device(device)
         self.absences = absences
         self.store = store
+        self.recorder = Recorder() if record and self.device.type == "cuda" else None
         self._states: dict[NodeId, State | None] = {}
 
     @property
@@ -78,6 +81,11 @@ class InProcess:
             answer = self._run(loop, node)
 
     def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
+        replayed = self.recorder.run(loop) if self.recorder else None
+        if replayed is not None:
+            carry, loss = replayed
+            node.log(loss=loss)
+            return carry
         carry = loop.carry
         losses: list[Tensor] = []
         for batch in loop.batches:

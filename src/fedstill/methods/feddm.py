@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     SGD,
     Data,
+    Fall,
     Inbox,
     Message,
     Method,
@@ -28,6 +29,7 @@ from fedstill.core import (
     Weights,
     at_clients,
     at_server,
+    falling,
     minimize,
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
@@ -94,7 +96,9 @@ class FedDM(Method):
     server_weight_decay: NonNegative = 5e-4
     server_epochs: Count = 500
     server_batch: Count = 256
+    server_fall: Fall = "constant"  # of the server's rate, in each round
     server_augmentation: str = augment.DEFAULT
+    server_operations: augment.Mode = "single"  # of the augmentation, in each batch
 
     @property
     def sends_examples(self) -> bool:
@@ -144,9 +148,11 @@ class FedDM(Method):
             weight = torch.cat([up.counts for up in inbox.values() if up.counts is not None])
             weight = weight / weight.mean()
         batches = training_batches(
-            server, union, weight, self.server_batch, self.server_epochs, self.server_augmentation
-        )
-        optimizer = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
+            server, union, weight, self.server_batch, self.server_epochs,
+            self.server_augmentation, mode=self.server_operations,
+        )  # fmt: skip
+        sgd = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
+        optimizer = falling(sgd, len(batches), self.server_fall)
         weights = await minimize(
             self.objective, server.model, centre, batches, optimizer,
             project=self.projected, centre=centre,

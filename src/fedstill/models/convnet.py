@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -69,16 +72,42 @@ class ConvNet(Model):
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1
-            name = f"conv{block}"
-            x = F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], padding=padding)
-            x = self.normalise(weights, f"norm{block}", x, self.norm)
-            x = _ACTIVATIONS[self.activation](x)
-            if self.pooling == "avg":
-                x = F.avg_pool2d(x, 2)
-            elif self.pooling == "max":
-                x = F.max_pool2d(x, 2)
+            # An instance norm takes any constant of a map away again; leaving it out is exact.
+            bias = None if self.norm == "instance" else weights[f"conv{block}.bias"]
+            x = F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=padding)
+            x = self._pooled(weights, f"norm{block}", x)
             maps.append(x)
         return maps
 
+    def _pooled(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        """Norm, activation and pooling; as one kernel where that can be."""
+        if (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg"):
+            scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+            if _plain_on_gpu(x, scale, shift) and (kernels := _kernels()) is not None:
+                fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
+                return fused
+        x = self.normalise(weights, name, x, self.norm)
+        x = _ACTIVATIONS[self.activation](x)
+        if self.pooling == "none":
+            return x
+        return F.avg_pool2d(x, 2) if self.pooling == "avg" else F.max_pool2d(x, 2)
+
     def _first_padding(self) -> int:
         return 3 if self.shape == (1, 28, 28) else 1
+
+
+def _plain_on_gpu(*tensors: Tensor) -> bool:
+    """Whether a kernel may be handed these: single precision, outside of `torch.func`."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
+        for tensor in tensors
+    )
+
+
+@cache
+def _kernels() -> Any:
+    """The module of kernels, or None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("fedstill.models.kernels")

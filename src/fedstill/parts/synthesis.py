@@ -315,14 +315,17 @@ def augmentations(
     groups: int,
     image: tuple[int, int],
     per_image: int | None = None,
+    mode: augment.Mode = "single",
     device: torch.device | str = "cpu",
 ) -> list[tuple[str, Draws]]:
-    """For each call its one operation, from `choice`, and its parameters, from `rng`.
+    """For each call its one operation, from `choice` (in mode `multi` all), and its parameters.
 
     Clients that share `choice` do the same operation at the same step, each in its own way, so
     that their steps stay alike and nothing is computed for operations that were not drawn.
     """
     names = augment.operations(strategy) or ("none",)
+    if mode == "multi":
+        names = ("_".join(names),)
     picked = torch.randint(len(names), (calls,), generator=choice).tolist()
     drawn: dict[int, tuple[str, Draws]] = {}
     for place, name in enumerate(names):
@@ -330,8 +333,9 @@ def augmentations(
         if not steps:
             continue
         many = augment.draw(
-            rng, name, groups=groups, image=image, per_image=per_image, calls=len(steps)
-        )
+            rng, name, groups=groups, image=image, mode=mode, per_image=per_image,
+            calls=len(steps),
+        )  # fmt: skip
         many = trees.to(many, device)
         for at, step in enumerate(steps):
             drawn[step] = (name, trees.map_tensors(lambda tensor, at=at: tensor[at], many))
@@ -360,8 +364,9 @@ def training_batches(
     epochs: int,
     strategy: str,
     part: int = 0,
+    mode: augment.Mode = "single",
 ) -> Made[Labelled]:
-    """Epochs over a synthetic set; one operation a batch, parameters of each image's own.
+    """Epochs over a synthetic set; one operation a batch (or all), each image in its own way.
 
     A step that trains in several parts numbers them, so that each has draws of its own.
     """
@@ -379,6 +384,7 @@ def training_batches(
                 groups=1,
                 image=image_size(node.model),
                 per_image=length,
+                mode=mode,
                 device=node.device,
             )
         )
