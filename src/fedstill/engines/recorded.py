@@ -23,7 +23,7 @@ from fedstill.engines.engine import autograd_gradient
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
 
-WORTHWHILE = 16  # steps; recording costs a few of them
+WORTHWHILE = 8  # steps; recording costs a few of them
 
 
 class Unrecordable(Exception):
