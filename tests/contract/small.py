@@ -30,6 +30,8 @@ SMALL = {
     "expert_steps": 1,
     "inner_steps": 2,
     "synthesis_steps": 3,
+    "virtual_batch": 6,
+    "generator_width": 4,
 }
 
 

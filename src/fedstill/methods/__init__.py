@@ -13,6 +13,7 @@ from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.local import Local
 from fedstill.methods.scaffold import Scaffold
+from fedstill.methods.vhl import VHL
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fednova": FedNova,
     "scaffold": Scaffold,
+    "vhl": VHL,
     "feddm": FedDM,
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,
