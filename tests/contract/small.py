@@ -32,6 +32,10 @@ SMALL = {
     "synthesis_steps": 3,
     "virtual_batch": 6,
     "generator_width": 4,
+    "generator_steps": 5,
+    "generator_batch": 8,
+    "free_batch": 6,
+    "hidden": 8,
 }
 
 

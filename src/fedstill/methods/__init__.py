@@ -8,6 +8,7 @@ from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import FedDualMatch
+from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fedlgd import FedLGD
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "fednova": FedNova,
     "scaffold": Scaffold,
     "vhl": VHL,
+    "fedgen": FedGen,
     "feddm": FedDM,
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,

@@ -228,7 +228,9 @@ class FeatureGenerator(Generator):
         )
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
-        x = torch.cat([noise, F.one_hot(labels, self.classes).to(noise)], 1)
+        known = torch.arange(self.classes, device=labels.device)
+        one_hot = (labels.unsqueeze(1) == known).to(noise)  # F.one_hot cannot be stacked
+        x = torch.cat([noise, one_hot], 1)
         x = F.linear(x, weights["layer.weight"], weights["layer.bias"])
         x = F.relu(self.normalise(weights, "norm", x, "batch"))
         x = F.linear(x, weights["out.weight"], weights["out.bias"])
