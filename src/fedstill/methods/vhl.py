@@ -135,7 +135,7 @@ class VHL(FedAvg):
         own, rng = client.state, client.rng("virtual")
         total = self.per_class * client.model.classes
         size = min(self.virtual_batch, total)
-        drawn = [torch.randperm(total, generator=rng)[:size] for _ in real]
+        drawn = [torch.randperm(total, generator=rng)[:size] for _ in range(len(real))]
         aligned_steps = len(real) // self.epochs * self.aligned_epochs
 
         def make(step: int) -> Mixed:
