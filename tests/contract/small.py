@@ -30,6 +30,12 @@ SMALL = {
     "expert_steps": 1,
     "inner_steps": 2,
     "synthesis_steps": 3,
+    "virtual_batch": 6,
+    "generator_width": 4,
+    "generator_steps": 5,
+    "generator_batch": 8,
+    "free_batch": 6,
+    "hidden": 8,
 }
 
 

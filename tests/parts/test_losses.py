@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstill.core.seeds import generator
-from fedstill.parts.losses import class_mmd, mmd, soft_cross_entropy, supervised_contrastive
+from fedstill.parts.losses import (
+    class_mmd,
+    diversity,
+    mmd,
+    soft_cross_entropy,
+    supervised_contrastive,
+)
 
 
 def rows(count: int, name: str = "rows", width: int = 5) -> Tensor:
@@ -148,3 +154,40 @@ def test_soft_cross_entropy_is_a_mean_over_rows_and_classes() -> None:
     targets = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     expected = (math.log(4) + 0.5 * math.log(2) + 0.5 * math.log(2)) / 4
     assert float(soft_cross_entropy(logits, targets)) == pytest.approx(expected)
+
+
+# Diversity
+
+
+def test_equal_outputs_have_no_diversity() -> None:
+    noise = torch.rand(4, 3, generator=generator(0))
+    assert float(diversity(noise, torch.ones(4, 5))) == 1
+
+
+def test_two_outputs_have_a_closed_form() -> None:
+    # d(noise) = (1 + 9) / 2, d(outputs) = (2 + 4 + 0) / 3, and half of the four pairs are a row
+    # with itself.
+    noise = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    outputs = torch.tensor([[0.0, 0.0, 1.0], [2.0, -4.0, 1.0]])
+    assert float(diversity(noise, outputs)) == pytest.approx(math.exp(-5 * 2 / 2))
+
+
+def test_diversity_equals_plain_loops_and_has_a_slope() -> None:
+    noise, outputs = rows(6, "noise"), rows(6, "outputs", 7)
+    total = 0.0
+    for i in range(6):
+        for j in range(6):
+            far = float((noise[i] - noise[j]).square().mean())
+            total += far * float((outputs[i] - outputs[j]).abs().mean())
+    assert float(diversity(noise, outputs)) == pytest.approx(math.exp(-total / 36))
+    slope = torch.func.grad(lambda x: diversity(noise, x))(outputs)
+    assert torch.isfinite(slope).all() and slope.abs().sum() > 0
+    images = outputs.reshape(6, 7, 1)
+    assert float(diversity(noise, images)) == pytest.approx(float(diversity(noise, outputs)))
+
+
+def test_diversity_can_be_stacked() -> None:
+    noise, outputs = rows(6, "noise"), torch.stack([rows(6, name, 7) for name in "ab"])
+    together = torch.func.vmap(diversity, in_dims=(None, 0))(noise, outputs)
+    for each, found in zip(outputs, together, strict=True):
+        assert float(found) == pytest.approx(float(diversity(noise, each)))

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedstill.core.model import Model
+from fedstill.core.model import Network
 from fedstill.core.optim import Optimizer
 from fedstill.core.records import Weights, is_buffer
 
@@ -51,7 +51,7 @@ class Descent:
     """
 
     objective: Callable[..., Tensor]
-    model: Model
+    model: Network
     optimizer: Optimizer
     project: Callable[..., Any] | None = None
     privacy: Any = None
@@ -109,7 +109,7 @@ def joined(value: Any, changes: Any) -> Any:
 
 async def minimize(
     objective: Callable[..., Tensor],
-    model: Model,
+    model: Network,
     start: T,
     batches: Sequence[Any],
     optimizer: Optimizer,

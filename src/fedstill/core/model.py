@@ -1,6 +1,6 @@
-"""Model: an architecture without weights; no architecture, no training.
+"""Network and Model: architectures without weights; no architecture, no training.
 
-A model is a frozen, hashable description. Weights are passed in, so that batching, sub-models,
+A network is a frozen, hashable description. Weights are passed in, so that batching, sub-models,
 teachers, perturbed networks and gradients of gradients are ordinary expressions.
 """
 
@@ -75,16 +75,9 @@ def norm_laws(name: str, channels: int, norm: Norm, shape: tuple[int, ...] = ())
 
 
 @dataclass(frozen=True)
-class Model:
-    """An architecture for inputs of one shape and a number of classes.
+class Network:
+    """Something with weights: `laws()` says which tensors it needs and how they start."""
 
-    A subclass says two things: `laws()`, the tensors it needs and how they start, and
-    `stages(weights, x)`, the outputs of its blocks. The flattened last stage is the feature
-    vector; a linear layer named `head` makes logits of it.
-    """
-
-    shape: tuple[int, ...]
-    classes: int
     training: bool = field(default=False, kw_only=True, repr=False)
     device: torch.device | str = field(default="cpu", kw_only=True, compare=False, repr=False)
     notes: Weights | None = field(default=None, kw_only=True, compare=False, repr=False)
@@ -92,10 +85,6 @@ class Model:
     def laws(self) -> Laws:
         """Every tensor of the network with its starting law, in a fixed order."""
         raise TypeError(f"{type(self).__name__} must define laws()")
-
-    def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
-        """The output of every block, first to last."""
-        raise TypeError(f"{type(self).__name__} must define stages()")
 
     def init(self, seed: int) -> Weights:
         """Fresh weights, drawn on the host so that they do not depend on the device."""
@@ -105,26 +94,6 @@ class Model:
     def sample(self, rng: torch.Generator) -> Weights:
         """Fresh weights drawn on the generator's own device: for the many networks of matching."""
         return {name: law.sample(rng) for name, law in self.laws().items()}
-
-    def features(self, weights: Weights, x: Tensor) -> Tensor:
-        """[example, feature], what the head sees."""
-        return self.stages(weights, x)[-1].flatten(1)
-
-    def head(self, weights: Weights, features: Tensor) -> Tensor:
-        """[example, class], logits from features."""
-        return F.linear(features, weights["head.weight"], weights["head.bias"])
-
-    def both(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits from one pass."""
-        features = self.features(weights, x)
-        return features, self.head(weights, features)
-
-    def logits(self, weights: Weights, x: Tensor) -> Tensor:
-        """[example, class]"""
-        return self.head(weights, self.features(weights, x))
-
-    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        return self.logits(weights, x)
 
     @property
     def evaluating(self) -> Self:
@@ -178,3 +147,40 @@ class Model:
             self.notes[f"{name}.running_mean"] = (1 - momentum) * mean + momentum * new_mean
             self.notes[f"{name}.running_var"] = (1 - momentum) * var + momentum * new_var
         return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+@dataclass(frozen=True)
+class Model(Network):
+    """A classifier for inputs of one shape and a number of classes.
+
+    A subclass says two things: `laws()`, the tensors it needs and how they start, and
+    `stages(weights, x)`, the outputs of its blocks. The flattened last stage is the feature
+    vector; a linear layer named `head` makes logits of it.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+
+    def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """The output of every block, first to last."""
+        raise TypeError(f"{type(self).__name__} must define stages()")
+
+    def features(self, weights: Weights, x: Tensor) -> Tensor:
+        """[example, feature], what the head sees."""
+        return self.stages(weights, x)[-1].flatten(1)
+
+    def head(self, weights: Weights, features: Tensor) -> Tensor:
+        """[example, class], logits from features."""
+        return F.linear(features, weights["head.weight"], weights["head.bias"])
+
+    def both(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits from one pass."""
+        features = self.features(weights, x)
+        return features, self.head(weights, features)
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        """[example, class]"""
+        return self.head(weights, self.features(weights, x))
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        return self.logits(weights, x)

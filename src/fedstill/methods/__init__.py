@@ -8,11 +8,13 @@ from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import FedDualMatch
+from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fedlgd import FedLGD
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.local import Local
 from fedstill.methods.scaffold import Scaffold
+from fedstill.methods.vhl import VHL
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -21,6 +23,8 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fednova": FedNova,
     "scaffold": Scaffold,
+    "vhl": VHL,
+    "fedgen": FedGen,
     "feddm": FedDM,
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,

@@ -63,3 +63,15 @@ def class_mmd(
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-mean over rows and classes of target · log softmax(logits), as DynaFed's code has it."""
     return -(targets * F.log_softmax(logits, 1)).mean()
+
+
+def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
+    """exp(-mean over pairs of d(noise) · d(outputs)): 1 where all outputs are equal.
+
+    d is the mean squared difference of two rows of noise, the mean absolute one of two outputs.
+    The mean is over all ordered pairs, a row with itself included (FedGen's code).
+    """
+    rows = outputs.flatten(1)
+    apart = torch.cdist(rows, rows, p=1) / rows.shape[1]  # [row, row]
+    drawn = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
+    return torch.exp(-(drawn * apart).mean())

@@ -1,0 +1,226 @@
+"""FedGen: the server learns a generator of features from clients' heads; clients learn from it.
+
+Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021.
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple, Never
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from fedstill.core import (
+    Adam,
+    Batch,
+    Inbox,
+    Made,
+    Model,
+    Node,
+    Weights,
+    algebra,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share, Whole
+from fedstill.methods import fedavg
+from fedstill.methods.fedavg import FedAvg
+from fedstill.parts.generators import FeatureGenerator
+from fedstill.parts.losses import diversity
+from fedstill.parts.necks import feature_width, necked
+
+
+class Global(fedavg.Global):
+    """What the server remembers."""
+
+    generator: Weights
+
+
+class Down(fedavg.Down):
+    """The common start and the generator."""
+
+    generator: Weights
+
+
+class Up(fedavg.Up):
+    """Where a client came to, and how many examples of each class it has."""
+
+    counts: Tensor  # [class]
+
+
+class Drawn(NamedTuple):
+    """What the generator makes features of."""
+
+    noise: Tensor  # [feature vector, number]
+    labels: Tensor  # [feature vector]
+
+
+class Guided(NamedTuple):
+    """What one local step sees: real examples, and draws for generated features."""
+
+    real: Batch
+    noise: Tensor  # [example, number], for features with the labels of the real examples
+    free: Drawn  # with labels of their own
+    strength: Tensor  # of both terms: decays over rounds, 0 after the guided epochs
+
+
+@dataclass(frozen=True)
+class FedGen(FedAvg):
+    """Local loss from round 2 on: CE(real) + α_t · CE(generated) + β_t · KL(generated, real).
+
+    Features are what the head of the network sees, or with a `bottleneck` the output of one more
+    linear layer of that width. α_t, β_t and the generator's rate decay by a factor each round.
+    """
+
+    presets: ClassVar = {"cifar": {"hidden": 512, "noise_size": 64}}
+
+    alpha: NonNegative = 10.0
+    beta: NonNegative = 10.0
+    decay: Share = 0.98
+    guided_epochs: Whole = 20  # local epochs, from the first, in which both terms count
+    free_batch: Count = 32  # generated features with labels of their own
+    bottleneck: Whole = 0  # 0: the network's own features
+    hidden: Count = 256  # of the generator
+    noise_size: Count = 32
+    generator_steps: Count = 50
+    generator_batch: Annotated[int, Range(2)] = 128  # batch norm needs two
+    generator_lr: Positive = 3e-4
+    generator_decay: NonNegative = 0.01  # of the generator's weights
+    diversity_weight: NonNegative = 1.0  # η
+
+    def server_state(self, server: Node[Any]) -> Global:
+        weights = self.network(server.model).init(server.draw("weights", shared=True))
+        return Global(weights, self.generator(server.model).init(server.draw("generator")))
+
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+        """Send the global weights and the generator to everybody awake."""
+        return Down(server.state.weights, server.state.generator)
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        """Train on local examples, from round 2 on with generated features beside them."""
+        start, generator = inbox.only().weights, inbox.only().generator
+        model = self.network(client.model)
+        real = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        if client.round > 1 and (self.alpha or self.beta):
+            weights = await minimize(
+                self.guided, model, start, self.draws(client, real), self.optimizer,
+                generator=generator,
+            )  # fmt: skip
+        else:
+            weights = await minimize(
+                self.objective, model, start, real, self.optimizer, start=start
+            )
+        counts = client.data.counts(client.model.classes).to(client.device)
+        return Up(weights, len(client.data), counts)
+
+    @at_server
+    async def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """Teach the generator what the clients' heads agree on, then take the mean."""
+        ups = list(inbox.values())
+        counts = torch.stack([up.counts for up in ups])
+        heads = {
+            name: torch.stack([up.weights[name] for up in ups])
+            for name in ("head.weight", "head.bias")
+        }
+        rate = self.generator_lr * self.decay ** (server.round - 1)
+        generator = await minimize(
+            self.taught, self.generator(server.model), server.state.generator,
+            self.lessons(server, counts.sum(0)), Adam(rate, weight_decay=self.generator_decay),
+            heads=heads, share=teacher_shares(counts),
+        )  # fmt: skip
+        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
+        server.state = Global(mean, generator)
+
+    def taught(
+        self, generator: FeatureGenerator, weights: Weights, batch: Drawn,
+        heads: Weights, share: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Σ over clients of share · cross-entropy of their heads, and η times the diversity term.
+
+        The released code takes means of shares and losses apart; here each row has its own share.
+        """
+        features = generator(weights, batch.noise, batch.labels)
+        logits = torch.einsum("bf,icf->ibc", features, heads["head.weight"])
+        logits = logits + heads["head.bias"].unsqueeze(1)  # [client, row, class]
+        rows = batch.labels.expand(logits.shape[:2])
+        losses = cross_entropy(logits.transpose(1, 2), rows, reduction="none")
+        loss = (losses * share[:, batch.labels]).sum(0).mean()
+        return loss + self.diversity_weight * diversity(batch.noise, features)
+
+    def guided(self, model: Model, weights: Weights, batch: Guided, generator: Weights) -> Tensor:
+        """Cross-entropy; generated features are to be told apart, and to agree with real ones."""
+        x, y = batch.real
+        maker = self.generator(model)
+        logits = model(weights, x)
+        free = model.head(weights, maker(generator, *batch.free))
+        with torch.no_grad():
+            aim = log_softmax(model.head(weights, maker(generator, batch.noise, y)), 1)
+        told = cross_entropy(free, batch.free.labels) * self.free_batch / self.batch_size
+        # A mean over rows and classes, as in the released code: 1/classes of the usual divergence.
+        apart = (aim.exp() * (aim - log_softmax(logits, 1))).mean()
+        terms = self.alpha * told + self.beta * apart
+        return cross_entropy(logits, y) + batch.strength * terms
+
+    def draws(self, client: Node[None], real: Sequence[Batch]) -> Made[Guided]:
+        """Each batch of real examples with the noise and the labels of this step."""
+        maker, classes = self.generator(client.model), client.model.classes
+        noise = maker.noise(client.rng("noise"), len(real), self.batch_size).to(client.device)
+        free = drawn(maker, client, torch.ones(classes), len(real), self.free_batch)
+        guided_steps = len(real) // self.epochs * self.guided_epochs
+        strength = self.decay ** (client.round - 1)
+
+        def make(step: int) -> Guided:
+            batch, on = real[step], strength if step < guided_steps else 0.0
+            here = Drawn(free.noise[step], free.labels[step])
+            return Guided(
+                batch, noise[step, : len(batch.y)], here, torch.tensor(on, device=client.device)
+            )
+
+        return Made(len(real), make)
+
+    def lessons(self, server: Node[Global], seen: Tensor) -> Made[Drawn]:
+        """Draws for the generator's steps; labels uniform over those that participants hold."""
+        steps = self.generator_steps
+        many = drawn(self.generator(server.model), server, seen, steps, self.generator_batch)
+        return Made(steps, lambda step: Drawn(many.noise[step], many.labels[step]))
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        return self.network(node.model)(node.state.weights, x)
+
+    def network(self, model: Model) -> Model:
+        """What is trained: the model, with a bottleneck where one is asked for."""
+        return necked(model, self.bottleneck)
+
+    def generator(self, model: Model) -> FeatureGenerator:
+        """The generator of what the model's head sees."""
+        width = self.bottleneck or feature_width(model)
+        return FeatureGenerator(
+            (width,),
+            model.classes,
+            hidden=self.hidden,
+            noise_size=self.noise_size,
+            device=model.device,
+        )
+
+
+def teacher_shares(counts: Tensor) -> Tensor:
+    """[client, class], a client's say about a class; counts [client, class] start at one each."""
+    started = counts + 1.0
+    return started / started.sum(0)
+
+
+def drawn(
+    generator: FeatureGenerator, node: Node[Any], seen: Tensor, steps: int, size: int
+) -> Drawn:
+    """Noise and labels [step, feature vector], uniform over the classes that were seen."""
+    known = torch.nonzero(seen.cpu()).flatten()
+    picked = torch.randint(len(known), (steps, size), generator=node.rng("labels"))
+    noise = generator.noise(node.rng("free noise"), steps, size)
+    return Drawn(noise.to(node.device), known[picked].to(node.device))

@@ -1,0 +1,158 @@
+"""VHL: clients align their features on virtual images that everybody can make from one seed.
+
+Tang, Zhang, Shi, He, Han, Chu. Virtual Homogeneity Learning: Defending against Data Heterogeneity
+in Federated Learning. ICML 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Never
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    Batch,
+    Inbox,
+    Made,
+    Message,
+    Model,
+    Node,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Count, NonNegative, Positive, Whole
+from fedstill.methods.fedavg import Down, FedAvg, Global, Up
+from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
+from fedstill.parts.losses import supervised_contrastive
+
+
+class Own(State):
+    """What a client remembers: the virtual set, as it was sent."""
+
+    seed: int | None
+    images: Tensor  # [class, image, ...]
+
+
+class Virtual(Message):
+    """The virtual set, once: the seed to make it from, or the images sorted by class."""
+
+    seed: int | None
+    images: Tensor  # [class, image, ...]; none beside a seed
+
+
+class Mixed(NamedTuple):
+    """What one step sees: real examples and virtual ones."""
+
+    real: Batch
+    virtual: Batch
+    aligning: Tensor  # 1 in the epochs that align, 0 afterwards
+
+
+@dataclass(frozen=True)
+class VHL(FedAvg):
+    """Local loss: CE(real) + α · CE(virtual) + λ · (SupCon(real, virtual) + 0.1 · SupCon(virtual)).
+
+    Virtual classes are outputs of their own (`extra`, twice as many as classes; predictions are
+    over the real ones) or share those of the real classes (`same`, as later papers compare).
+    """
+
+    presets: ClassVar = {"desa": {"labels": "same", "per_class": 50, "weighting": "uniform"}}
+
+    alpha: NonNegative = 1.0
+    weight: NonNegative = 1.0  # λ
+    virtual_contrast: NonNegative = 0.1  # of the second term, on virtual images alone
+    temperature: Positive = 0.07
+    aligned_epochs: Whole = 5  # local epochs, from the first, in which λ counts
+    labels: Literal["extra", "same"] = "extra"
+    per_class: Count = 200  # virtual images
+    virtual_batch: Count = 128
+    generator: Untrained = "style"
+    generator_width: Count = 32
+    sharing: Literal["seed", "images"] = "seed"
+
+    def before(self) -> Sequence[Step]:
+        return [self.announce, self.prepare]
+
+    def server_state(self, server: Node[Any]) -> Global:
+        return Global(self.network(server.model).init(server.draw("weights", shared=True)))
+
+    @at_server
+    def announce(self, server: Node[Global], inbox: Inbox[Never]) -> Virtual:
+        """Send the seed of the virtual set, or the set."""
+        seed = server.draw("virtual")
+        if self.sharing == "seed":
+            return Virtual(seed, torch.empty(0, device=server.device))
+        return Virtual(None, self.made(server, seed))
+
+    @at_clients
+    def prepare(self, client: Node[Own], inbox: Inbox[Virtual]) -> None:
+        """Keep what was sent."""
+        client.state = Own(inbox.only().seed, inbox.only().images)
+
+    @at_clients
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+        """Train on local examples and virtual images from the global weights."""
+        start, model = inbox.only().weights, self.network(client.model)
+        real = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        if self.alpha or self.weight:
+            weights = await minimize(
+                self.aligned, model, start, self.mixed(client, real), self.optimizer
+            )
+        else:
+            weights = await minimize(
+                self.objective, model, start, real, self.optimizer, start=start
+            )
+        return Up(weights, len(client.data))
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        return self.network(node.model)(node.state.weights, x)[:, : node.model.classes]
+
+    def aligned(self, model: Model, weights: Weights, batch: Mixed) -> Tensor:
+        """The local loss; real features move towards the virtual ones, which stand still."""
+        (x, y), (images, classes) = batch.real, batch.virtual
+        features, logits = model.both(weights, torch.cat([x, images]))
+        own, virtual = features[: len(y)], features[len(y) :]
+        shift = model.classes // 2 if self.labels == "extra" else 0
+        loss = cross_entropy(logits[: len(y)], y)
+        loss = loss + self.alpha * cross_entropy(logits[len(y) :], classes + shift)
+        if not self.weight:
+            return loss
+        rows, matched = torch.cat([own, virtual.detach()]), torch.cat([y, classes])
+        term = supervised_contrastive(rows, matched, temperature=self.temperature)
+        second = supervised_contrastive(virtual, classes, temperature=self.temperature)
+        return loss + self.weight * batch.aligning * (term + self.virtual_contrast * second)
+
+    def mixed(self, client: Node[Own], real: Sequence[Batch]) -> Made[Mixed]:
+        """Each batch of real examples beside virtual ones, of which none stands twice in it."""
+        own, rng = client.state, client.rng("virtual")
+        total = self.per_class * client.model.classes
+        size = min(self.virtual_batch, total)
+        drawn = [torch.randperm(total, generator=rng)[:size] for _ in range(len(real))]
+        aligned_steps = len(real) // self.epochs * self.aligned_epochs
+
+        def make(step: int) -> Mixed:
+            images = own.images if own.seed is None else self.made(client, own.seed)
+            rows = drawn[step].to(client.device)
+            virtual = Batch(images.flatten(0, 1)[rows], rows // self.per_class)
+            on = torch.tensor(float(step < aligned_steps), device=client.device)
+            return Mixed(real[step], virtual, on)
+
+        return Made(len(real), make)
+
+    def made(self, node: Node[Any], seed: int) -> Tensor:
+        """[class, image, ...], the virtual set of a seed; made once, whoever asks."""
+        kind = UNTRAINED[self.generator]
+        generator = kind(node.model.shape, node.model.classes, width=self.generator_width)
+        return untrained_set(generator, seed, self.per_class, node.device).images
+
+    def network(self, model: Model) -> Model:
+        """What is trained: with `extra` labels twice as many outputs as there are classes."""
+        return replace(model, classes=2 * model.classes) if self.labels == "extra" else model
