@@ -63,3 +63,16 @@ def class_mmd(
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-mean over rows and classes of target · log softmax(logits), as DynaFed's code has it."""
     return -(targets * F.log_softmax(logits, 1)).mean()
+
+
+def class_square_error(outputs: Tensor, labels: Tensor, targets: Tensor, known: Tensor) -> Tensor:
+    """Mean over rows and entries of (output - its class's target)²; unknown classes add zero."""
+    gap = (outputs - targets[labels]) * known[labels].unsqueeze(1)  # [row, entry]
+    return gap.square().mean()
+
+
+def model_contrast(own: Tensor, near: Tensor, far: Tensor, *, temperature: float) -> Tensor:
+    """MOON: -log of near's share in exp(cos(own, ·) / temperature), mean over rows."""
+    towards = F.cosine_similarity(own, near, dim=1)
+    away = F.cosine_similarity(own, far, dim=1)
+    return F.softplus((away - towards) / temperature).mean()

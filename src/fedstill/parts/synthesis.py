@@ -85,9 +85,19 @@ def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Te
     return torch.stack(means), torch.stack(stds)
 
 
-def mean_over_holders(rows: Sequence[Tensor], classes: Sequence[Tensor], nobody: Tensor) -> Tensor:
-    """[class, ...], the mean of the rows that were sent for a class; `nobody`'s where none was."""
+def mean_over_holders(
+    rows: Sequence[Tensor],
+    classes: Sequence[Tensor],
+    nobody: Tensor,
+    counts: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """[class, ...], the mean of the rows that were sent for a class; `nobody`'s where none was.
+
+    With counts each row weighs as many as the examples behind it.
+    """
     whose = F.one_hot(torch.cat(list(classes)), len(nobody)).to(nobody)  # [row, class]
+    if counts is not None:
+        whose = whose * torch.cat(list(counts)).unsqueeze(1)
     count = whose.sum(0).unsqueeze(1)
     mean = whose.T @ torch.cat(list(rows)) / count.clamp(min=1)
     return torch.where(count > 0, mean, nobody)
