@@ -8,10 +8,13 @@ from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import FedDualMatch
+from fedstill.methods.fedhe import FedHe
 from fedstill.methods.fedlgd import FedLGD
 from fedstill.methods.fednova import FedNova
+from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.local import Local
+from fedstill.methods.moon import Moon
 from fedstill.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
@@ -21,6 +24,9 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fednova": FedNova,
     "scaffold": Scaffold,
+    "moon": Moon,
+    "fedproto": FedProto,
+    "fedhe": FedHe,
     "feddm": FedDM,
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,
