@@ -20,7 +20,8 @@ from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, union
 from fedstill.models import MLP
 from fedstill.parts import balls
 from fedstill.parts.matching import gradient_distance, loss_on, slope
-from worlds import World, pictures, played
+from fedstill.parts.synthesis import Matching, from_noise
+from worlds import World, finished, pictures, played
 
 PLAIN: dict[str, Any] = {
     "augmentation": "none", "tune_augmentation": "none", "steps": 2, "real_batch": 8,
@@ -135,11 +136,31 @@ def test_images_are_sorted_by_class_and_only_of_classes_held() -> None:
     assert sent(method, world, "c1").labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_swept_step_is_an_update_for_each_layer_and_their_deeper_ones() -> None:
+    # One swept step on two stages: the second alone, then both; without momentum two plain runs.
+    world, base = pictures(), {**PLAIN, "steps": 1, "pixel_momentum": 0.0, "pixel_lr": 0.3}
+    client = InProcess(FedDualMatch(), world).node("c1", 1, "synthesize")
+    centre = start_of(FedDualMatch(), world)
+    begin = from_noise(client, [0, 1, 2], 2)
+    networks = balls.networks(client, centre, 5.0)
+    for outputs in ("features", "stages"):
+        one = Matching(1, 0.3, 0.0, 8, "none", outputs, "norm")
+        begin = finished(one.matched(client, begin, networks))
+    swept = sent(FedDualMatch(**base, sweep=True), world)
+    assert torch.allclose(swept.images, begin.flat()[0], atol=1e-6)
+
+
 def test_order_layers_and_distance_change_what_is_sent() -> None:
     world, base = pictures(), {**PLAIN, "steps": 4}
     made = [
         sent(FedDualMatch(**base, **values), world).images
-        for values in ({}, {"deep_first": False}, {"distance": "squared"}, {"outputs": "features"})
+        for values in (
+            {},
+            {"deep_first": False},
+            {"sweep": True},
+            {"distance": "squared"},
+            {"outputs": "features"},
+        )
     ]
     assert all(not torch.equal(made[0], other) for other in made[1:])
 
@@ -201,22 +222,58 @@ def test_matched_copies_never_leave_the_server() -> None:
     assert sum(row.floats for row in log.messages if row.direction == "up") == pairs * 2 * 64
 
 
-def test_interleaved_tuning_begins_within_the_samplings_with_other_draws_each_time() -> None:
+def taken(method: FedDualMatch, world: World) -> list[list[int]]:
+    """How many images each batch of each tuning has."""
+    sizes: list[list[int]] = []
+
+    class Spy(InProcess):
+        def _run(self, loop: Any, node: Any) -> Any:
+            if "head.weight" in loop.carry[0]:
+                sizes.append([len(batch.y) for batch in loop.batches])
+            return super()._run(loop, node)
+
+    mail = Inbox({f"c{i}": up for i, up in enumerate(uploads(world))})
+    Spy(method, world).play(method.train, 1, {SERVER: mail})
+    return sizes
+
+
+def test_tuning_is_counted_in_epochs_or_in_batches() -> None:
+    world, values = pictures(), {**PLAIN, "tune_batch": 6}  # sixteen images: 6, 6 and 4
+    assert taken(FedDualMatch(**values), world) == [[6, 6, 4] * 2]
+    assert taken(FedDualMatch(**values, tune_steps=2), world) == [[6, 6]]
+    assert taken(FedDualMatch(**values, tune_steps=7), world) == [[6, 6, 4, 6, 6, 4, 6]]
+
+
+def test_as_many_batches_as_the_epochs_have_come_to_the_same_weights() -> None:
+    world, values = pictures(), {**PLAIN, "tune_batch": 6, "tune_augmentation": "flip_scale"}
+    epochs = trained(FedDualMatch(**values, tuning="sgd"), world, *uploads(world))
+    batches = trained(FedDualMatch(**values, tuning="sgd", tune_steps=6), world, *uploads(world))
+    for name, reached in epochs.weights.items():
+        assert torch.equal(reached, batches.weights[name])
+
+
+def test_interleaved_tuning_is_divided_over_the_samplings() -> None:
+    world, values = pictures(), {**PLAIN, "samplings": 3, "tune_batch": 8, "tune_epochs": 7}
+    assert taken(FedDualMatch(**values, interleave=True), world) == [[8] * 4] * 3
+    swift = FedDualMatch(**values, tune_steps=10, interleave=True)
+    assert taken(swift, world) == [[8] * 3] * 3
+    assert taken(FedDualMatch(**values, tune_steps=2, interleave=True), world) == [[8]] * 3
+
+
+def test_interleaved_tuning_has_other_draws_each_time() -> None:
     world, parts = pictures(), []
 
     class Spy(FedDualMatch):
         async def tuned(
-            self, server: Any, start: Any, sets: Any, epochs: int, part: int = 0
+            self, server: Any, start: Any, sets: Any, part: int = 0, parts_: int = 1
         ) -> Any:
-            parts.append((epochs, part))
-            return await super().tuned(server, start, sets, epochs, part)
+            parts.append((part, parts_))
+            return await super().tuned(server, start, sets, part, parts_)
 
-    values = {**PLAIN, "samplings": 3, "tune_epochs": 7}
+    values = {**PLAIN, "samplings": 3}
     trained(Spy(**values, interleave=True), world, *uploads(world))
-    assert parts == [(2, 0), (2, 1), (2, 2)]
-    parts.clear()
     trained(Spy(**values), world, *uploads(world))
-    assert parts == [(7, 0)]
+    assert parts == [(0, 3), (1, 3), (2, 3), (0, 1)]
 
 
 def test_one_client_alone_can_be_learnt_from() -> None:
@@ -235,6 +292,7 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     assert (method.outputs, method.distance, method.deep_first) == ("stages", "norm", True)
     assert (method.samplings, method.sampling_steps, method.sampling_lr) == (10, 10, 0.1)
     assert (method.tune_epochs, method.tune_lr, method.tuning) == (500, 1e-3, "adam")
+    assert (method.sweep, method.tune_steps) == (False, 0)
     assert (method.first_radius, method.lowest_radius) == (5.0, 1e-3)
 
 
@@ -242,6 +300,10 @@ def test_values_that_contradict_each_other_are_told_together() -> None:
     with pytest.raises(BadValue) as error:
         FedDualMatch(interleave=True, samplings=0, lowest_radius=6.0, augmentation="flop")
     assert len(error.value.faults) == 3
+    with pytest.raises(BadValue, match="sweep needs deep_first"):
+        FedDualMatch(sweep=True, deep_first=False)
+    with pytest.raises(BadValue, match="tune_steps = -1"):
+        FedDualMatch(tune_steps=-1)
 
 
 def test_the_union_keeps_the_order_of_the_sets() -> None:

@@ -202,7 +202,7 @@ def test_a_bottleneck_sets_the_width_of_features_and_of_the_generator() -> None:
     state = engine.states[SERVER]
     assert isinstance(state, Global)
     assert state.weights["head.weight"].shape == (CLASSES, 5)
-    assert state.weights["neck.weight"].shape == (5, 4 * 2 * 2)
+    assert state.weights["projection0.weight"].shape == (5, 4 * 2 * 2)
     assert state.generator["out.weight"].shape == (5, 6)
     losses = [row.value for row in log.metrics if (row.step, row.name) == ("evaluate", "loss")]
     assert all(math.isfinite(loss) for loss in losses)

@@ -13,8 +13,10 @@ from torch import Tensor
 from fedstill.core.seeds import generator
 from fedstill.parts.losses import (
     class_mmd,
+    class_square_error,
     diversity,
     mmd,
+    model_contrast,
     soft_cross_entropy,
     supervised_contrastive,
 )
@@ -191,3 +193,52 @@ def test_diversity_can_be_stacked() -> None:
     together = torch.func.vmap(diversity, in_dims=(None, 0))(noise, outputs)
     for each, found in zip(outputs, together, strict=True):
         assert float(found) == pytest.approx(float(diversity(noise, each)))
+
+
+# Towards a class's row
+
+
+def test_the_distance_to_a_class_is_the_mean_over_rows_and_entries() -> None:
+    outputs = torch.tensor([[1.0, 3.0], [0.0, 4.0]])
+    targets = torch.tensor([[0.0, 0.0], [9.0, 9.0], [0.0, 2.0]])
+    loss = class_square_error(outputs, torch.tensor([0, 2]), targets, torch.ones(3).bool())
+    assert float(loss) == pytest.approx((1 + 9 + 0 + 4) / 4)
+
+
+def test_a_class_without_a_row_adds_nothing_but_counts_in_the_mean() -> None:
+    outputs = torch.tensor([[1.0, 3.0], [5.0, 5.0]])
+    known = torch.tensor([True, False])
+    loss = class_square_error(outputs, torch.tensor([0, 1]), torch.zeros(2, 2), known)
+    assert float(loss) == pytest.approx((1 + 9) / 4)
+    nobody = class_square_error(outputs, torch.tensor([0, 1]), torch.zeros(2, 2), known & ~known)
+    assert float(nobody) == 0
+
+
+# Model contrast
+
+
+def test_the_contrast_is_the_log_share_of_the_near_one() -> None:
+    own, near, far = rows(6, "own"), rows(6, "near"), rows(6, "far")
+    loss = model_contrast(own, near, far, temperature=0.5)
+    each = []
+    for z, g, p in zip(own, near, far, strict=True):
+        alike = [float(z @ other / z.norm() / other.norm()) / 0.5 for other in (g, p)]
+        each.append(-math.log(math.exp(alike[0]) / (math.exp(alike[0]) + math.exp(alike[1]))))
+    assert float(loss) == pytest.approx(sum(each) / 6)
+
+
+def test_the_contrast_of_two_equal_models_is_log_two_without_a_slope() -> None:
+    own, other = rows(4, "own"), rows(4, "other")
+    loss = torch.func.grad(lambda z: model_contrast(z, other, other, temperature=0.5))
+    assert float(model_contrast(own, other, other, temperature=0.5)) == pytest.approx(math.log(2))
+    assert loss(own).abs().max() < 1e-12
+
+
+def test_the_contrast_falls_from_far_to_near_whatever_the_lengths() -> None:
+    near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 7.0]])
+    losses = [
+        float(model_contrast(own, near, far, temperature=0.5))
+        for own in (far, near + far / 7, 100 * near)
+    ]
+    assert losses == pytest.approx([math.log(1 + math.exp(2)), math.log(2),
+                                    math.log(1 + math.exp(-2))])  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,48 @@ def test_two_hundred_steps_over_three_outputs_are_67_67_and_66_from_the_deep_end
     matching = Matching(steps=200, deep_first=True)
     every = [tuple(matching.emphasis(step, 3)) for step in range(200)]
     assert every == [(0, 0, 1)] * 67 + [(0, 1, 1)] * 67 + [(1, 1, 1)] * 66
+
+
+def test_a_sweep_goes_from_the_deep_end_to_all_outputs_in_every_step() -> None:
+    matching = Matching(steps=2, deep_first=True, sweep=True)
+    turn = [[0, 0, 1], [0, 1, 1], [1, 1, 1]]
+    assert [matching.emphasis(update, 3) for update in range(6)] == turn * 2
+
+
+def test_the_updates_of_a_sweep_share_their_steps_draws() -> None:
+    client = node(data=pictures([9, 9, 0, 0], (1, 8, 8)), model=ConvNet((1, 8, 8), 4, 2, 2))
+    start = from_noise(client, [0, 1], 2)
+    asked: list[int] = []
+
+    def network(step: int) -> dict[str, Tensor]:
+        asked.append(step)
+        return client.model.init(step)
+
+    matching = Matching(
+        steps=3, real_batch=4, augmentation="color_crop", outputs="stages", deep_first=True
+    )
+    plain = matching.iterations(client, start, network)
+    swept = replace(matching, sweep=True).iterations(client, start, network)
+    assert (len(plain), len(swept)) == (3, 6)
+    for update in range(6):
+        mine, step = swept[update], plain[update // 2]
+        assert torch.equal(mine.real, step.real) and mine.only == step.only
+        assert all(map(torch.equal, trees.tensors(mine.draws), trees.tensors(step.draws)))
+    assert asked == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_a_sweep_over_one_output_is_the_plain_order() -> None:
+    client = node(data=pictures([9, 9, 0, 0], (1, 8, 8)), model=ConvNet((1, 8, 8), 4, 2, 2))
+    start = from_noise(client, [0, 1], 2)
+    made = [
+        finished(
+            Matching(steps=3, real_batch=4, deep_first=True, sweep=sweep).matched(
+                client, start, lambda step: client.model.init(step)
+            )
+        ).images
+        for sweep in (False, True)
+    ]
+    assert torch.equal(*made) and not torch.equal(made[0], start.images)
 
 
 def test_without_an_order_all_outputs_count_at_every_step() -> None:

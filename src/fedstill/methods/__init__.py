@@ -9,10 +9,13 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import FedDualMatch
 from fedstill.methods.fedgen import FedGen
+from fedstill.methods.fedhe import FedHe
 from fedstill.methods.fedlgd import FedLGD
 from fedstill.methods.fednova import FedNova
+from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.local import Local
+from fedstill.methods.moon import Moon
 from fedstill.methods.scaffold import Scaffold
 from fedstill.methods.vhl import VHL
 
@@ -25,6 +28,9 @@ METHODS: dict[str, type[Method]] = {
     "scaffold": Scaffold,
     "vhl": VHL,
     "fedgen": FedGen,
+    "moon": Moon,
+    "fedproto": FedProto,
+    "fedhe": FedHe,
     "feddm": FedDM,
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,

@@ -7,7 +7,7 @@ submission, no public code. Algorithm 1, equations 2 to 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Never
 
 import torch
@@ -76,12 +76,15 @@ class FedDualMatch(Method):
     Round t's radius needs round t's sets, so clients work with the radius of the round before.
     The paper leaves much open; what it does not say is as in FedDM or in gradient matching: ten
     images per class, augmentation, momentum of the images, a fresh network at every step. Its
-    steps are read as divided over the layers, T_g as epochs of Adam, η in the radius as 1.
+    steps are read as divided over the layers (or `sweep`), T_g as epochs of Adam (or `tune_steps`),
+    η in the radius as 1.
     """
 
     presets: ClassVar = {
         "sgd": {"tuning": "sgd", "tune_lr": 0.01, "tune_momentum": 0.9},
         "interleaved": {"interleave": True},
+        "iterations": {"tune_steps": 500},
+        "sweep": {"sweep": True},
     }
 
     per_class: Count = 10
@@ -93,6 +96,7 @@ class FedDualMatch(Method):
     outputs: Outputs = "stages"
     distance: Literal["norm", "squared"] = "norm"
     deep_first: bool = True
+    sweep: bool = False  # every step goes from the deepest layer to all, an update for each
     augmentation: str = augment.DEFAULT
     first_radius: Positive = 5.0
     radius_lr: Positive = 1.0
@@ -102,6 +106,7 @@ class FedDualMatch(Method):
     sampling_lr: Positive = 0.1
     tuning: Literal["adam", "sgd"] = "adam"
     tune_epochs: Count = 500
+    tune_steps: Whole = 0  # batches, in place of tune_epochs; none: epochs count
     tune_batch: Count = 256
     tune_lr: Positive = 1e-3
     tune_momentum: Fraction = 0.0
@@ -112,6 +117,7 @@ class FedDualMatch(Method):
         return [
             *strategy_faults("augmentation", self.augmentation),
             *strategy_faults("tune_augmentation", self.tune_augmentation),
+            *(["sweep needs deep_first"] if self.sweep and not self.deep_first else []),
             *(["interleave needs samplings"] if self.interleave and not self.samplings else []),
             *(["lowest_radius must be at most first_radius"]
               if self.lowest_radius > self.first_radius else []),
@@ -136,7 +142,7 @@ class FedDualMatch(Method):
         fill = from_noise if self.start == "noise" else from_real
         matching = Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                             self.augmentation, self.outputs, self.distance,
-                            self.deep_first)  # fmt: skip
+                            self.deep_first, self.sweep)  # fmt: skip
         start = fill(client, held_classes(client), self.per_class)
         networks = balls.networks(client, down.weights, down.radius)
         made = await matching.matched(client, start, networks)
@@ -157,11 +163,11 @@ class FedDualMatch(Method):
             target = slope(loss_on(server.model, uploaded), network)
             copies = await matching.matched(server.model, copies, network, target)
             if self.interleave:
-                both, epochs = [uploaded, *copies.values()], self.tune_epochs // self.samplings
-                weights = await self.tuned(server, weights, both, max(1, epochs), sampling)
+                both = [uploaded, *copies.values()]
+                weights = await self.tuned(server, weights, both, sampling, self.samplings)
         if not self.interleave:
             both = [uploaded, *(copies.values() if self.samplings else ())]
-            weights = await self.tuned(server, weights, both, self.tune_epochs)
+            weights = await self.tuned(server, weights, both)
         server.state = Global(weights, radius)
 
     def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
@@ -173,15 +179,20 @@ class FedDualMatch(Method):
         return min(max(reach, self.lowest_radius), self.first_radius)
 
     async def tuned(
-        self, server: Node[Global], start: Weights, sets: Sequence[Batch], epochs: int,
-        part: int = 0,
+        self, server: Node[Global], start: Weights, sets: Sequence[Batch], part: int = 0,
+        parts: int = 1,
     ) -> Weights:  # fmt: skip
-        """Train on some sets; each part of a round has draws of its own."""
+        """Train on some sets, one of the round's parts; each has draws of its own."""
         data = Data.of(*union(sets))
+        per_epoch = -(-len(data) // self.tune_batch)
+        steps = max(1, self.tune_steps // parts)
+        if not self.tune_steps:
+            steps = max(1, self.tune_epochs // parts) * per_epoch
         batches = training_batches(
-            server, data, torch.ones(len(data), device=server.device), self.tune_batch, epochs,
-            self.tune_augmentation, part,
+            server, data, torch.ones(len(data), device=server.device), self.tune_batch,
+            -(-steps // per_epoch), self.tune_augmentation, part,
         )  # fmt: skip
+        batches = replace(batches, steps=steps)
         optimizer = (
             Adam(self.tune_lr) if self.tuning == "adam" else SGD(self.tune_lr, self.tune_momentum)
         )

@@ -31,8 +31,8 @@ from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share, Who
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.generators import FeatureGenerator
+from fedstill.parts.heads import feature_width, projected
 from fedstill.parts.losses import diversity
-from fedstill.parts.necks import feature_width, necked
 
 
 class Global(fedavg.Global):
@@ -196,7 +196,7 @@ class FedGen(FedAvg):
 
     def network(self, model: Model) -> Model:
         """What is trained: the model, with a bottleneck where one is asked for."""
-        return necked(model, self.bottleneck)
+        return projected(model, self.bottleneck) if self.bottleneck else model
 
     def generator(self, model: Model) -> FeatureGenerator:
         """The generator of what the model's head sees."""

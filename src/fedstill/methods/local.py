@@ -26,6 +26,7 @@ from fedstill.core import (
     at_clients,
     minimize,
 )
+from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
 
 
@@ -57,12 +58,15 @@ class Local(Method):
     async def learn(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Train on the own examples."""
         batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
-        optimizer = SGD(self.lr, self.momentum, self.weight_decay)
         weights = await minimize(
-            self.objective, client.model, client.state.weights, batches, optimizer
+            self.objective, client.model, client.state.weights, batches, self.optimizer
         )
         client.state = Own(weights)
 
     def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
         """The local loss."""
         return cross_entropy(model(weights, batch.x), batch.y)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return SGD(self.lr, self.momentum, self.weight_decay)

@@ -75,3 +75,16 @@ def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
     apart = torch.cdist(rows, rows, p=1) / rows.shape[1]  # [row, row]
     drawn = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
     return torch.exp(-(drawn * apart).mean())
+
+
+def class_square_error(outputs: Tensor, labels: Tensor, targets: Tensor, known: Tensor) -> Tensor:
+    """Mean over rows and entries of (output - its class's target)²; unknown classes add zero."""
+    gap = (outputs - targets[labels]) * known[labels].unsqueeze(1)  # [row, entry]
+    return gap.square().mean()
+
+
+def model_contrast(own: Tensor, near: Tensor, far: Tensor, *, temperature: float) -> Tensor:
+    """MOON: -log of near's share in exp(cos(own, ·) / temperature), mean over rows."""
+    towards = F.cosine_similarity(own, near, dim=1)
+    away = F.cosine_similarity(own, far, dim=1)
+    return F.softplus((away - towards) / temperature).mean()

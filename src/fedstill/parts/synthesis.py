@@ -85,9 +85,19 @@ def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Te
     return torch.stack(means), torch.stack(stds)
 
 
-def mean_over_holders(rows: Sequence[Tensor], classes: Sequence[Tensor], nobody: Tensor) -> Tensor:
-    """[class, ...], the mean of the rows that were sent for a class; `nobody`'s where none was."""
+def mean_over_holders(
+    rows: Sequence[Tensor],
+    classes: Sequence[Tensor],
+    nobody: Tensor,
+    counts: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """[class, ...], the mean of the rows that were sent for a class; `nobody`'s where none was.
+
+    With counts each row weighs as many as the examples behind it.
+    """
     whose = F.one_hot(torch.cat(list(classes)), len(nobody)).to(nobody)  # [row, class]
+    if counts is not None:
+        whose = whose * torch.cat(list(counts)).unsqueeze(1)
     count = whose.sum(0).unsqueeze(1)
     mean = whose.T @ torch.cat(list(rows)) / count.clamp(min=1)
     return torch.where(count > 0, mean, nobody)
@@ -163,7 +173,9 @@ class Matching:
     """Distribution matching: per class, the distance between mean real and synthetic outputs.
 
     `stages` matches every block's output. With `deep_first` the steps are divided evenly over the
-    outputs: at first the last one alone counts, then one more with each part (FedDualMatch).
+    outputs: at first the last one alone counts, then one more with each part (FedDualMatch). With
+    `sweep` too, every step goes through the whole order: an update for each output, all with the
+    step's network, real batch and augmentation.
     """
 
     steps: Count = 1000
@@ -174,6 +186,7 @@ class Matching:
     outputs: Outputs = "features"
     distance: Literal["squared", "norm"] = "squared"
     deep_first: bool = False
+    sweep: bool = False
 
     async def matched(
         self,
@@ -217,9 +230,11 @@ class Matching:
             kept = kept[1:]
         return [out.reshape(*images.shape[:2], -1) for out in kept]
 
-    def emphasis(self, step: int, outputs: int) -> list[float]:
-        """Which outputs count at a step: all, or from the deep end one more with each part."""
-        part = step * outputs // max(self.steps, 1) + 1 if self.deep_first else outputs
+    def emphasis(self, update: int, outputs: int) -> list[float]:
+        """Which outputs count: all, or from the deep end one more with each part or update."""
+        part = outputs
+        if self.deep_first:
+            part = (update % outputs if self.sweep else update * outputs // max(self.steps, 1)) + 1
         return [1.0 if at >= outputs - part else 0.0 for at in range(outputs)]
 
     def iterations(
@@ -244,15 +259,18 @@ class Matching:
         outputs = {"features": 1, "logits": 1, "both": 2}.get(self.outputs)
         if outputs is None:
             outputs = stage_count(node.model) + (self.outputs == "stages and logits")
-        every = torch.tensor([self.emphasis(step, outputs) for step in range(self.steps)])
+        per_step = outputs if self.deep_first and self.sweep else 1
+        updates = self.steps * per_step
+        every = torch.tensor([self.emphasis(update, outputs) for update in range(updates)])
         every = every.to(node.device)
 
-        def make(step: int) -> Iteration:
+        def make(update: int) -> Iteration:
+            step = update // per_step
             only, draws = drawn[step]
             real = node.data.take(rows[step]).x
-            return Iteration(real, share, network(step), every[step], draws, only)
+            return Iteration(real, share, network(step), every[update], draws, only)
 
-        return Made(self.steps, make)
+        return Made(updates, make)
 
 
 def class_means(outputs: Sequence[Tensor], share: Tensor) -> list[Tensor]:

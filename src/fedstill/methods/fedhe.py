@@ -1,0 +1,119 @@
+"""FedHe: clients share the mean logits of their classes and learn from everybody's.
+
+Chan, Ngai. FedHe: Heterogeneous Models and Communication-Efficient Federated Learning. MSN 2021.
+In rounds: the original lets one client finish at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Never
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    Adam,
+    Batch,
+    Inbox,
+    Message,
+    Model,
+    Node,
+    Positional,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.optim import Optimizer
+from fedstill.core.ranges import NonNegative
+from fedstill.methods.local import Local, Own
+from fedstill.parts.class_tables import ClassTable, class_averages
+from fedstill.parts.losses import class_square_error
+
+
+class Global(State):
+    """What the server remembers."""
+
+    logits: ClassTable
+
+
+class Down(Message):
+    """Everybody's mean logits; zeros for a class that nobody has held so far."""
+
+    logits: ClassTable  # [class, class]
+
+
+class Up(Message):
+    """The mean logits of the classes a client holds, sorted by class."""
+
+    logits: Tensor  # [held class, class]
+    classes: Positional  # [held class]
+
+
+@dataclass(frozen=True)
+class FedHe(Local):
+    """Local epochs with logits pulled towards everybody's mean of the class; clients' models.
+
+    Networks may differ in everything but the number of classes.
+    """
+
+    presets: ClassVar = {"paper": {"rule": "adam", "lr": 1e-3, "batch_size": 50}}
+
+    alpha: NonNegative = 0.5
+    rule: Literal["sgd", "adam"] = "sgd"
+
+    def faults(self) -> Sequence[str]:
+        if self.momentum and self.rule == "adam":
+            return ['momentum must be 0 with rule = "adam", which has its own']
+        return ()
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.broadcast, self.learn, self.aggregate]
+
+    def server_state(self, server: Node[Any]) -> Global:
+        classes = server.model.classes
+        return Global(ClassTable.empty(classes, classes, server.device))
+
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+        """Send everybody's mean logits."""
+        return Down(server.state.logits)
+
+    @at_clients
+    async def learn(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+        """Train on the own examples, then take the means of their logits."""
+        model, table = client.model, inbox.only().logits
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        weights = await minimize(
+            self.distilled, model, client.state.weights, batches, self.optimizer, table=table
+        )
+        client.state = Own(weights)
+        # The public code collects logits while the weights still move; as for prototypes, ours are
+        # of the weights that are kept.
+        means = class_averages(lambda x: model(weights, x), client.data, model.classes)
+        return Up(means.rows, means.classes)
+
+    @at_server
+    def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """Take the mean of each class over the clients that hold it."""
+        ups = list(inbox.values())
+        table = server.state.logits.renewed([up.logits for up in ups], [up.classes for up in ups])
+        server.log(known_classes=table.known.sum())
+        server.state = Global(table)
+
+    def distilled(self, model: Model, weights: Weights, batch: Batch, table: ClassTable) -> Tensor:
+        """The local loss, and once every class has a value α times the mean squared distance."""
+        logits = model(weights, batch.x)
+        begun = table.known.all().expand(len(table.known))
+        apart = class_square_error(logits, batch.y, table.rows, begun)
+        return cross_entropy(logits, batch.y) + self.alpha * apart
+
+    @property
+    def optimizer(self) -> Optimizer:
+        if self.rule == "adam":
+            return Adam(self.lr, weight_decay=self.weight_decay)
+        return super().optimizer

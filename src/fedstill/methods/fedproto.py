@@ -1,0 +1,149 @@
+"""FedProto: clients share the mean features of their classes and keep near everybody's.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous
+Clients. AAAI 2022. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Never
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    Batch,
+    Inbox,
+    Message,
+    Model,
+    Node,
+    Positional,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Count, Fraction, NonNegative
+from fedstill.methods import local
+from fedstill.methods.local import Local
+from fedstill.parts import heads
+from fedstill.parts.class_tables import ClassTable, class_averages
+from fedstill.parts.losses import class_square_error
+
+
+class Global(State):
+    """What the server remembers."""
+
+    prototypes: ClassTable
+
+
+class Own(local.Own):
+    """What a client remembers."""
+
+    prototypes: ClassTable | None  # everybody's; only for inference by them
+
+
+class Down(Message):
+    """Everybody's prototypes; zeros for a class that nobody has held so far."""
+
+    prototypes: ClassTable  # [class, feature]
+
+
+class Up(Message):
+    """The mean features of the classes a client holds, sorted by class."""
+
+    prototypes: Tensor  # [held class, feature]
+    classes: Positional  # [held class]
+    counts: Tensor | None  # [held class], examples of each; only for weighting by them
+
+
+@dataclass(frozen=True)
+class FedProto(Local):
+    """Local epochs with a pull of the features towards the class's prototype; clients' models.
+
+    Networks may differ. Where their features differ in width, a linear layer before the head
+    brings them to `feature_width`; the paper has networks with equal features only.
+    """
+
+    presets: ClassVar = {"reference": {"batch_size": 4}}
+
+    momentum: Fraction = 0.5
+    pull: NonNegative = 1.0  # λ
+    weighting: Literal["uniform", "examples"] = "uniform"
+    inference: Literal["head", "prototype"] = "head"
+    feature_width: Count = 512  # where clients' own widths differ
+
+    def each_round(self) -> Sequence[Step]:
+        steps = [self.broadcast, self.learn, self.aggregate]
+        return steps if self.inference == "head" else [*steps, self.broadcast, self.keep]
+
+    def server_state(self, server: Node[Any]) -> Global:
+        width = heads.common_width(server.models.values(), self.feature_width)
+        return Global(ClassTable.empty(server.model.classes, width, server.device))
+
+    def client_state(self, client: Node[Any]) -> Own:
+        return Own(self.network(client).init(client.draw("weights", shared=True)), None)
+
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+        """Send everybody's prototypes."""
+        return Down(server.state.prototypes)
+
+    @at_clients
+    async def learn(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+        """Train on the own examples, then take the means of their features."""
+        model, table = self.network(client), inbox.only().prototypes
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        weights = await minimize(
+            self.pulled, model, client.state.weights, batches, self.optimizer, table=table
+        )
+        client.state = client.state.replace(weights=weights)
+        # The public code takes means while the weights still move; the paper's are of the end.
+        means = class_averages(lambda x: model.features(weights, x), client.data, model.classes)
+        return Up(means.rows, means.classes, means.counts if self.weighting == "examples" else None)
+
+    @at_server
+    def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
+        """Take the mean of each class over the clients that hold it."""
+        ups = list(inbox.values())
+        # The paper also divides by the number of holders, after shares that already sum to one.
+        counts = [up.counts for up in ups if up.counts is not None]
+        table = server.state.prototypes.renewed(
+            [up.prototypes for up in ups], [up.classes for up in ups], counts or None
+        )
+        server.state = Global(table)
+
+    @at_clients
+    def keep(self, client: Node[Own], inbox: Inbox[Down]) -> None:
+        """Remember everybody's prototypes, to classify by them."""
+        client.state = client.state.replace(prototypes=inbox.only().prototypes)
+
+    def pulled(self, model: Model, weights: Weights, batch: Batch, table: ClassTable) -> Tensor:
+        """The local loss and λ times the mean squared distance to the prototypes."""
+        features, logits = model.both(weights, batch.x)
+        apart = class_square_error(features, batch.y, table.rows, table.known)
+        return cross_entropy(logits, batch.y) + self.pull * apart
+
+    def network(self, node: Node[Any]) -> Model:
+        """The node's own network, with features as wide as everybody's."""
+        width = heads.common_width(node.models.values(), self.feature_width)
+        return heads.with_features(node.model, width)
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        """The head's logits, or minus the distances to the prototypes once they are known."""
+        model, weights, table = self.network(node), node.state.weights, node.state.prototypes
+        return model(weights, x) if table is None else nearness(model.features(weights, x), table)
+
+
+def nearness(features: Tensor, table: ClassTable) -> Tensor:
+    """[example, class], minus the distances; a class without a prototype lies beyond all others."""
+    distances = torch.cdist(
+        features, table.rows, compute_mode="donot_use_mm_for_euclid_dist"
+    ).masked_fill(~table.known, 0)
+    beyond = distances.amax(1, keepdim=True) + 1
+    return -torch.where(table.known, distances, beyond)

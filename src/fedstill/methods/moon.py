@@ -1,0 +1,76 @@
+"""MOON: FedAvg whose clients stay near the global representation and leave their last one.
+
+Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import Batch, Inbox, Model, Node, State, Weights, at_clients, minimize
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
+from fedstill.methods.fedavg import Down, FedAvg, Global, Up
+from fedstill.parts import heads
+from fedstill.parts.losses import model_contrast
+
+
+class Own(State):
+    """What a client remembers: where its last training ended; at first, where all begin."""
+
+    previous: Weights
+
+
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """A projection head on every network; mu times the contrast of its outputs joins the loss."""
+
+    presets: ClassVar = {"cifar10": {"mu": 5.0, "epochs": 10, "batch_size": 64}}
+
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 1e-5
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
+    projection: Count = 256  # width of what the classifier sees
+    hidden: Whole = 0  # width of the projection's hidden layer; none: that of the features
+
+    def server_state(self, server: Node[Any]) -> Global:
+        return Global(self.network(server).init(server.draw("weights", shared=True)))
+
+    def client_state(self, client: Node[Any]) -> Own:
+        return Own(self.network(client).init(client.draw("weights", shared=True)))
+
+    @at_clients
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+        """Train from the global weights, near them and away from the last own ones."""
+        start = inbox.only().weights
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        weights = await minimize(
+            self.contrasted, self.network(client), start, batches, self.optimizer,
+            start=start, previous=client.state.previous,
+        )  # fmt: skip
+        client.state = Own(weights)
+        return Up(weights, len(client.data))
+
+    def contrasted(
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, previous: Weights
+    ) -> Tensor:
+        """The local loss and mu times the contrast of projected features."""
+        own, logits = model.both(weights, batch.x)
+        with torch.no_grad():
+            near = model.evaluating.features(start, batch.x)
+            far = model.evaluating.features(previous, batch.x)
+        contrast = model_contrast(own, near, far, temperature=self.temperature)
+        return cross_entropy(logits, batch.y) + self.mu * contrast
+
+    def network(self, node: Node[Any]) -> Model:
+        """The node's network with the projection between features and classifier."""
+        hidden = self.hidden or heads.feature_width(node.model)
+        return heads.projected(node.model, hidden, self.projection)
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        return self.network(node)(node.state.weights, x)

@@ -1,0 +1,59 @@
+"""Means by class: over examples, over holders, and over time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstill.core import Data
+from fedstill.core.seeds import generator
+from fedstill.parts import class_tables
+from fedstill.parts.class_tables import ClassTable, class_averages
+
+
+def test_averages_are_the_means_of_the_classes_held() -> None:
+    x = torch.tensor([[1.0, 0.0], [3.0, 2.0], [10.0, 10.0]])
+    means = class_averages(lambda x: 2 * x, Data.of(x, torch.tensor([3, 3, 1])), 5)
+    assert means.classes.tolist() == [1, 3] and means.counts.tolist() == [1, 2]
+    assert means.rows.tolist() == [[20, 20], [4, 2]]
+
+
+def test_averages_do_not_depend_on_how_the_pass_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = generator(0, "cut")
+    x, y = torch.randn(50, 4, generator=rng), torch.randint(3, (50,), generator=rng)
+    whole = class_averages(torch.tanh, Data.of(x, y), 3)
+    monkeypatch.setattr(class_tables, "CHUNK", 7)
+    cut = class_averages(torch.tanh, Data.of(x, y), 3)
+    assert torch.allclose(whole.rows, cut.rows, atol=1e-6)
+    for row, c in enumerate(whole.classes.tolist()):
+        assert torch.allclose(whole.rows[row], torch.tanh(x[y == c]).mean(0), atol=1e-6)
+
+
+def test_a_table_takes_the_plain_mean_over_holders() -> None:
+    table = ClassTable.empty(4, 1, "cpu")
+    assert not table.known.any()
+    rows = [torch.tensor([[2.0], [8.0]]), torch.tensor([[4.0]])]
+    table = table.renewed(rows, [torch.tensor([0, 3]), torch.tensor([0])])
+    assert table.rows.flatten().tolist() == [3, 0, 0, 8]
+    assert table.known.tolist() == [True, False, False, True]
+
+
+def test_a_table_takes_the_mean_by_counts() -> None:
+    rows = [torch.tensor([[2.0], [8.0]]), torch.tensor([[4.0]])]
+    counts = [torch.tensor([3, 7]), torch.tensor([1])]
+    table = ClassTable.empty(4, 1, "cpu").renewed(
+        rows, [torch.tensor([0, 3]), torch.tensor([0])], counts
+    )
+    assert table.rows.flatten().tolist() == [2.5, 0, 0, 8]  # (3 · 2 + 1 · 4) / 4
+
+
+def test_a_class_that_was_not_sent_keeps_its_value() -> None:
+    table = ClassTable.empty(3, 1, "cpu").renewed([torch.tensor([[5.0]])], [torch.tensor([2])])
+    later = table.renewed([torch.tensor([[1.0]])], [torch.tensor([0])])
+    assert later.rows.flatten().tolist() == [1, 0, 5]
+    assert later.known.tolist() == [True, False, True]
+    assert table.known.tolist() == [False, False, True]  # the old one is as it was
+
+
+def test_a_table_counts_its_rows_alone() -> None:
+    assert ClassTable.empty(10, 512, "cpu").floats() == {"rows": 5120, "known": 0}
