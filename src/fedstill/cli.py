@@ -1,4 +1,4 @@
-"""run · resume · methods · show · compare · matrix · data · shift · demo; no logic."""
+"""run · resume · methods · show · compare · matrix · curves · data · shift · demo; no logic."""
 
 from __future__ import annotations
 
@@ -174,6 +174,28 @@ def matrix(
 
 
 @app.command()
+def curves(
+    folders: RunFolders,
+    form: Listing = Form.table,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw accuracy by floats sent to this file.")
+    ] = None,
+) -> None:
+    """Show accuracy by round, with all that was sent so far, once per sender and per receiver."""
+    from fedstill.logbook.reader import read_run
+    from fedstill.report.curves import rows
+
+    runs = [read_run(folder) for folder in _run_folders(folders)]
+    listings.print_rows(rows(runs, percent=form is not Form.json), form)
+    if picture is not None:
+        from fedstill.report import plots
+
+        with _drawing():
+            plots.accuracy_by_floats(runs, picture)
+        typer.echo(f"drawn: {picture}", err=True)
+
+
+@app.command()
 def data(
     recipe: Annotated[
         Path | None,
@@ -263,6 +285,7 @@ def demo(
             plots.comparison_bars(found, target / "comparison.png"),
             plots.accuracy_by_round(every, target / "accuracy-by-round.png"),
             plots.accuracy_by_bytes(every, target / "accuracy-by-bytes.png"),
+            plots.accuracy_by_floats(every, target / "accuracy-by-floats.png"),
         ]
     except ImportError as error:
         typer.echo(f"no pictures: {error}", err=True)

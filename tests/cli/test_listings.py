@@ -208,6 +208,18 @@ def test_the_scores_of_each_clients_model_are_printed_when_asked_for(two_methods
     assert "| local: inter |" in more and "| local: inter |" not in plain
 
 
+def test_curves_are_printed_with_what_was_sent_and_drawn(two_methods, tmp_path):
+    found = shown("curves", two_methods)
+    fedavg = [row for row in found if row["method"] == "fedavg"]
+    assert [row["round"] for row in fedavg] == [1, 2, 3]
+    assert fedavg[2]["floats sent"] == 3 * fedavg[0]["floats sent"] > 0
+    assert {row["floats sent"] for row in found if row["method"] == "local"} == {0}
+    said = fedstill("curves", two_methods, "--picture", tmp_path / "curves.png")
+    assert "floats received" in said.out.replace("\n", " ")
+    assert f"drawn: {tmp_path / 'curves.png'}" in said.err
+    assert (tmp_path / "curves.png").exists()
+
+
 def test_networks_are_named_by_what_tells_them_apart(tmp_path):
     recipe = write_recipe(
         tmp_path, models={"cycle": [{"hidden": [4]}, {}]}, method={"name": "local"}
@@ -223,12 +235,12 @@ def test_help_does_not_wait_for_torch():
            "try: main()\nfinally: assert 'torch' not in sys.modules"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in ("run", "resume", "methods", "show", "compare", "matrix", "data", "demo"):
+    for name in ("run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"):
         assert f"\n  {name} " in done.stdout
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "resume", "methods", "show", "compare", "matrix", "data", "demo"]
+    "name", ["run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"]
 )
 def test_every_command_explains_itself(name):
     said = fedstill(name, "--help")
