@@ -205,12 +205,16 @@ def named_networks(models: Mapping[NodeId, Model]) -> dict[NodeId, str]:
         alike = [other for other in distinct if type(other) is type(model)]
         options = (f.name for f in fields(model) if f.init and f.name not in BASE_FIELDS)
         differ = [
-            f"{option} {getattr(model, option)}"
+            f"{option} {_in_words(getattr(model, option))}"
             for option in options
             if any(getattr(other, option) != getattr(model, option) for other in alike)
         ]
         made[node] = ", ".join([names[type(model)], *differ])
     return made
+
+
+def _in_words(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def made_topology(recipe: Recipe) -> Topology:

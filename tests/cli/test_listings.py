@@ -226,8 +226,7 @@ def test_networks_are_named_by_what_tells_them_apart(tmp_path):
     )
     assert fedstill("run", recipe, "run.rounds=1", "--out", tmp_path / "run").code == 0
     networks = json.loads((tmp_path / "run" / "summary.json").read_text())["networks"]
-    assert networks == {"east": "mlp, hidden (4,)", "north": "mlp, hidden (6,)",
-                        "west": "mlp, hidden (4,)"}  # fmt: skip
+    assert networks == {"east": "mlp, hidden 4", "north": "mlp, hidden 6", "west": "mlp, hidden 4"}
 
 
 def test_help_does_not_wait_for_torch():

@@ -214,6 +214,7 @@ def frost_textures() -> Floats:
     They stand in for the photographs of the published set and, like these, are always the same.
     """
     frequency = np.fft.fftfreq(FROST_SIDE)
+    radius = np.hypot(frequency[:, None], frequency)
     rng = generator(0, "frost", "textures")
     made = []
     for _ in range(FROST_TEXTURES):
@@ -227,7 +228,7 @@ def frost_textures() -> Floats:
             ridges = np.exp(-np.abs(field / field.std()) * 2.5)  # bright where the field is zero
             crystals = np.maximum(crystals, rng.uniform(0.6, 1.0) * ridges)
         noise = np.fft.fft2(rng.standard_normal(crystals.shape))
-        cloud = np.real(np.fft.ifft2(noise * np.exp(-((np.hypot(along, aside) / 0.02) ** 2))))
+        cloud = np.real(np.fft.ifft2(noise * np.exp(-((radius / 0.02) ** 2))))
         patches = 1 / (1 + np.exp(-1.5 * cloud / cloud.std()))
         made.append(ICE * (0.25 + 0.75 * crystals * (0.35 + 0.65 * patches)))
     return np.stack(made).astype(np.float32)
