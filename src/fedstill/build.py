@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 import torch
 
-from fedstill.config import EngineTable, FederationTable, Recipe, Table, as_hinted
+from fedstill.config import (
+    BASE_FIELDS,
+    EngineTable,
+    FederationTable,
+    Recipe,
+    Table,
+    as_hinted,
+)
 from fedstill.core import ranges
 from fedstill.core.data import Data
 from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
@@ -192,6 +199,28 @@ def network(table: Table, shape: tuple[int, ...], classes: int) -> Model:
     model = kind(shape, classes, **options)
     model.laws()  # refuses images it cannot take
     return model
+
+
+def named_networks(models: Mapping[NodeId, Model]) -> dict[NodeId, str]:
+    """Each client's network by name, with the options in which networks of that name differ."""
+    names = {kind: name for name, kind in MODELS.items()}
+    distinct: list[Model] = []
+    distinct += (model for model in models.values() if model not in distinct)
+    made = {}
+    for node, model in models.items():
+        alike = [other for other in distinct if type(other) is type(model)]
+        options = (f.name for f in fields(model) if f.init and f.name not in BASE_FIELDS)
+        differ = [
+            f"{option} {_in_words(getattr(model, option))}"
+            for option in options
+            if any(getattr(other, option) != getattr(model, option) for other in alike)
+        ]
+        made[node] = ", ".join([names[type(model)], *differ])
+    return made
+
+
+def _in_words(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def made_topology(recipe: Recipe) -> Topology:

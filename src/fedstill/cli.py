@@ -1,4 +1,4 @@
-"""run · resume · methods · show · compare · data · demo; parse and call, no logic."""
+"""run · resume · methods · show · compare · matrix · curves · data · shift · demo; no logic."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ Quick = Annotated[
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the files of named data sets, e.g. mnist.npz.")
+]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders of them.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -121,9 +124,10 @@ def show(
 
 @app.command()
 def compare(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders of them.")
-    ],
+    folders: RunFolders,
+    by_client: Annotated[
+        bool, typer.Option("--by-client", help="Also the scores of each client's own model.")
+    ] = False,
     form: Listing = Form.table,
     picture: Annotated[
         Path | None, typer.Option(help="Also draw the comparison to this file.")
@@ -136,14 +140,63 @@ def compare(
     if form is Form.json:
         print(found.as_json())
     elif form is Form.markdown:
-        print(found.as_markdown())
+        print(found.as_markdown(by_client=by_client))
     else:
-        listings.console().print(found.as_rich())
+        listings.console().print(found.as_rich(by_client=by_client))
     if picture is not None:
         from fedstill.report import plots
 
         with _drawing():
             plots.comparison_bars(found, picture)
+        typer.echo(f"drawn: {picture}", err=True)
+
+
+@app.command()
+def matrix(
+    folders: RunFolders,
+    form: Listing = Form.table,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw it as a heat map to this file.")
+    ] = None,
+) -> None:
+    """Show the accuracy of each client's model on each client's test set."""
+    from fedstill.report import matrices
+    from fedstill.report.tables import comparison
+
+    found = matrices.crossed(comparison(_run_folders(folders)))
+    if form is Form.json:
+        listings.print_json([each.as_dict() for each in found])
+    elif form is Form.markdown:
+        print("\n".join(each.as_markdown() for each in found))
+    else:
+        for each in found:
+            listings.console().print(each.as_rich())
+    if picture is not None:
+        with _drawing():
+            drawn = matrices.draw(found, picture)
+        for path in drawn:
+            typer.echo(f"drawn: {path}", err=True)
+
+
+@app.command()
+def curves(
+    folders: RunFolders,
+    form: Listing = Form.table,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw accuracy by floats sent to this file.")
+    ] = None,
+) -> None:
+    """Show accuracy by round, with all that was sent so far, once per sender and per receiver."""
+    from fedstill.logbook.reader import read_run
+    from fedstill.report.curves import rows
+
+    runs = [read_run(folder) for folder in _run_folders(folders)]
+    listings.print_rows(rows(runs, percent=form is not Form.json), form)
+    if picture is not None:
+        from fedstill.report import plots
+
+        with _drawing():
+            plots.accuracy_by_floats(runs, picture)
         typer.echo(f"drawn: {picture}", err=True)
 
 
@@ -237,6 +290,7 @@ def demo(
             plots.comparison_bars(found, target / "comparison.png"),
             plots.accuracy_by_round(every, target / "accuracy-by-round.png"),
             plots.accuracy_by_bytes(every, target / "accuracy-by-bytes.png"),
+            plots.accuracy_by_floats(every, target / "accuracy-by-floats.png"),
         ]
     except ImportError as error:
         typer.echo(f"no pictures: {error}", err=True)

@@ -26,6 +26,7 @@ from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHODS
 from fedstill.methods.virtual import Virtual
 from fedstill.models import MODELS
+from fedstill.report.groups import BY_CLIENT
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Method)
@@ -226,6 +227,7 @@ def checked(tables: Table) -> list[Recipe]:
     for name in FREE_TABLES:
         if not isinstance(tables.get(name, {}), Mapping):
             faults.append(f"{name} must be a table, not {tables[name]!r}")
+    _check_reported(tables.get("reported", {}), faults)
     virtual = None
     if data is not None:
         _check_data(data, faults)
@@ -248,7 +250,7 @@ def checked(tables: Table) -> list[Recipe]:
     if faults or not (run and data and federation and engine):
         raise RecipeError(faults)
     about, reported = (tables.get(name, {}) for name in FREE_TABLES)
-    several = any(isinstance(table, Mapping) for table in reported.values())
+    several = any(_of_a_method(name, value) for name, value in reported.items())
     return [
         Recipe(
             run,
@@ -424,6 +426,22 @@ def _check_partition(partition: Table, faults: list[str]) -> None:
     else:
         table = {k: v for k, v in partition.items() if k != "kind"}
         read_table(PARTITIONS[kind], table, "data.partition", faults)
+
+
+def _of_a_method(name: str, value: Any) -> bool:
+    """Whether an entry of `[reported]` is the table of one method, not a score by client."""
+    return isinstance(value, Mapping) and name not in BY_CLIENT.values()
+
+
+def _check_reported(reported: Any, faults: list[str]) -> None:
+    """Of `[reported]` only the names of tables are checked: a mistyped one would be lost."""
+    if not isinstance(reported, Mapping):
+        return
+    for label, table in reported.items():
+        for key, value in table.items() if _of_a_method(label, table) else ():
+            if _of_a_method(key, value):
+                wrong = unknown("score by client", key, BY_CLIENT.values())
+                faults.append(f"reported.{label}.{key}: {wrong}")
 
 
 def _check_federation(federation: FederationTable, faults: list[str]) -> None:

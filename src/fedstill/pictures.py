@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstill.build import Built
+from fedstill.build import Built, named_networks
 from fedstill.core.method import Place
 from fedstill.core.records import Message, NodeId, State
 from fedstill.logbook.reader import Run
@@ -57,8 +57,11 @@ def draw(built: Built, rows: Run, target: Path) -> list[Path]:
     ]
     if built.recipe.method.scored is Place.CLIENTS:
         matrix, path = rows.matrix(), target / "accuracy-matrix.png"
+        networks = named_networks(built.models)
         drawn.append(
-            grids.accuracy_matrix(matrix.values, matrix.nodes, path, targets=matrix.targets)
+            grids.accuracy_matrix(
+                matrix.values, matrix.nodes, path, targets=matrix.targets, networks=networks
+            )
         )
     return drawn
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fedstill import pictures
-from fedstill.build import Built, decisive, differences
+from fedstill.build import Built, decisive, differences, named_networks
 from fedstill.config import Recipe, checked, read_recipe
 from fedstill.core import trees
 from fedstill.core.errors import RecipeError, RunFolderError
@@ -158,6 +158,7 @@ def _finish(built: Built, folder: Path) -> None:
         data_digest=content_digest(built.collection),
         engine=built.engine.name,
         device=str(built.device),
+        networks=named_networks(built.models),
     )
     pictures.draw(built, rows, folder / "pictures")
     write_summary(folder, summary)

@@ -186,16 +186,61 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(two_methods, tmp_path):
     assert "| fedavg |" in fedstill("compare", two_methods, "--format", "markdown").out
 
 
+def test_the_matrix_of_clients_models_is_printed_and_drawn(two_methods, tmp_path):
+    (found,) = shown("matrix", two_methods)  # of local alone: fedavg has one common model
+    assert found["name"].startswith("local on own")
+    assert found["networks"] == {"east": "mlp", "north": "mlp", "west": "mlp"}
+    own = [found["values"][name][name]["mean"] for name in found["test_sets"]]
+    assert found["means"]["averaged_local_accuracy"]["mean"] == pytest.approx(sum(own) / 3)
+    said = fedstill("matrix", two_methods, "--picture", tmp_path / "matrix.png")
+    assert "east (mlp)" in said.out and "inter" in said.out
+    assert f"drawn: {tmp_path / 'matrix.png'}" in said.err
+    assert (tmp_path / "matrix.png").exists()
+    refused = fedstill("matrix", two_methods / "fedavg")
+    assert refused.code == 2 and "there is no matrix" in refused.err
+
+
+def test_the_scores_of_each_clients_model_are_printed_when_asked_for(two_methods):
+    plain, more = (
+        fedstill("compare", two_methods, *options, "--format", "markdown").out
+        for options in ((), ("--by-client",))
+    )
+    assert "| local: inter |" in more and "| local: inter |" not in plain
+
+
+def test_curves_are_printed_with_what_was_sent_and_drawn(two_methods, tmp_path):
+    found = shown("curves", two_methods)
+    fedavg = [row for row in found if row["method"] == "fedavg"]
+    assert [row["round"] for row in fedavg] == [1, 2, 3]
+    assert fedavg[2]["floats sent"] == 3 * fedavg[0]["floats sent"] > 0
+    assert {row["floats sent"] for row in found if row["method"] == "local"} == {0}
+    said = fedstill("curves", two_methods, "--picture", tmp_path / "curves.png")
+    assert "floats received" in said.out.replace("\n", " ")
+    assert f"drawn: {tmp_path / 'curves.png'}" in said.err
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_networks_are_named_by_what_tells_them_apart(tmp_path):
+    recipe = write_recipe(
+        tmp_path, models={"cycle": [{"hidden": [4]}, {}]}, method={"name": "local"}
+    )
+    assert fedstill("run", recipe, "run.rounds=1", "--out", tmp_path / "run").code == 0
+    networks = json.loads((tmp_path / "run" / "summary.json").read_text())["networks"]
+    assert networks == {"east": "mlp, hidden 4", "north": "mlp, hidden 6", "west": "mlp, hidden 4"}
+
+
 def test_help_does_not_wait_for_torch():
     code = "import sys; from fedstill.cli import main; sys.argv[1:] = ['--help']\n" \
            "try: main()\nfinally: assert 'torch' not in sys.modules"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in ("run", "resume", "methods", "show", "compare", "data", "demo"):
+    for name in ("run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"):
         assert f"\n  {name} " in done.stdout
 
 
-@pytest.mark.parametrize("name", ["run", "resume", "methods", "show", "compare", "data", "demo"])
+@pytest.mark.parametrize(
+    "name", ["run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"]
+)
 def test_every_command_explains_itself(name):
     said = fedstill(name, "--help")
     assert said.code == 0

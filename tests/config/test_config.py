@@ -91,6 +91,24 @@ def test_reported_numbers_belong_to_all_methods_or_to_those_named():
     assert [recipe.reported for recipe in two] == [{}, {"average": 0.8}]
 
 
+def test_reported_scores_by_client_are_no_method_of_that_name():
+    own = {"inter_accuracy_by_client": {"a": 51.0}}
+    (recipe,) = checked({**BASE, "reported": own})
+    assert recipe.reported == own
+    (again,) = checked(recipe.as_tables())
+    assert again.reported == own
+    (named,) = checked({**BASE, "reported": {recipe.label: own}})
+    assert named.reported == own
+
+
+def test_a_mistyped_score_by_client_is_named():
+    wrong = {"fedavg": {"inter_acuracy_by_client": {"a": 51.0}}}
+    with pytest.raises(
+        RecipeError, match=r"reported\.fedavg\.inter_acuracy.*did you mean 'inter_a"
+    ):
+        checked({**BASE, "reported": wrong})
+
+
 def test_the_digest_knows_what_decides_the_numbers(tmp_path):
     path = write_recipe(tmp_path)
 

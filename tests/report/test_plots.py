@@ -56,6 +56,7 @@ def size_of(path):
 def test_curves_by_round_and_by_bytes_are_drawn(runs, tmp_path):
     for draw in (plots.accuracy_by_round, plots.accuracy_by_bytes):
         assert size_of(draw(runs, tmp_path / "pictures" / "curve.png")) == (1050, 630)
+    assert size_of(plots.accuracy_by_floats(runs, tmp_path / "floats.png")) == (1740, 660)
 
 
 def test_bars_grow_with_the_number_of_methods(runs, tmp_path):

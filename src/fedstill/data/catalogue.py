@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import DataError, unknown
+from fedstill.data.corrupted import OPTIONS, cifar10c
 from fedstill.data.datasets import NAMED_SETS, NamedSet, named_set
 from fedstill.data.embedded import embedded_digits
 from fedstill.data.federations import DIGITS_CLIENTS, digits, office
@@ -60,6 +61,14 @@ DATASETS: dict[str, Entry] = {
         files=NAMED_SETS["office-caltech10"].files,
         shape=(3, 32, 32),
         counts=NAMED_SETS["office-caltech10"].published,
+    ),
+    "cifar10c": Entry(
+        "composed",
+        "CIFAR-10's test images in 19 corruptions made here, three clients for each kind",
+        files=NAMED_SETS["cifar10"].test_files,
+        shape=(3, 32, 32),
+        counts=(855_000, 95_000),
+        options=OPTIONS,
     ),
     **{PREFIX + name: _public_entry(name, table) for name, table in PUBLIC_SETS.items()},
     "own": Entry(
@@ -134,6 +143,8 @@ def _federation(
         return _embedded(16 if size is None else size)
     if name == "DIGITS":
         return digits(data_dir=data_dir, size=size, **options)
+    if name == "cifar10c":
+        return cifar10c(data_dir=data_dir, size=size, **options)
     return office(data_dir=data_dir, size=size)
 
 

@@ -157,12 +157,7 @@ def named_set(
         raise DataError(unknown("data set", name, NAMED_SETS))
     table = NAMED_SETS[name]
     folder = checked_folder(name, data_dir)
-    for file in table.files:
-        if not (folder / file).is_file():
-            raise DataError(
-                f"{name} needs the file {folder / file}, which is not there; "
-                f"data_dir is {folder}: put {file} there; {FORM}"
-            )
+    _check_files(name, folder, table.files)
     train, extra = _part(folder, table.train_files, "train")
     test, extra_of_test = _part(folder, table.test_files, "test")
     for part, examples, files in (
@@ -187,6 +182,26 @@ def named_set(
         domain_names=() if domains is None else words(path, "domain_names", extra["domain_names"]),
         test_domains=_domain_numbers(path, "test", extra_of_test, len(test)),
     )
+
+
+def test_part(name: str, *, data_dir: str | Path | None) -> Examples:
+    """The test examples of a named set alone; the files of its train part may be missing."""
+    table = NAMED_SETS[name]
+    folder = checked_folder(name, data_dir)
+    _check_files(name, folder, table.test_files)
+    test, extra = _part(folder, table.test_files, "test")
+    _check_against_table(f"{folder / table.test_files[0]} (test)", test, table)
+    _check_class_names(folder / table.test_files[0], extra, table)
+    return test
+
+
+def _check_files(name: str, folder: Path, files: tuple[str, ...]) -> None:
+    for file in files:
+        if not (folder / file).is_file():
+            raise DataError(
+                f"{name} needs the file {folder / file}, which is not there; "
+                f"data_dir is {folder}: put {file} there; {FORM}"
+            )
 
 
 def checked_folder(name: str, data_dir: str | Path | None) -> Path:

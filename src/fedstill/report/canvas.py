@@ -88,9 +88,14 @@ def legend(axes: Axes) -> None:
     if len(labels) <= 4 and max(map(len, labels), default=0) <= 28:
         axes.legend(fontsize=8.5, framealpha=0.85, edgecolor="none")
     else:
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False, borderaxespad=0
-        )
+        legend_beside(axes)
+
+
+def legend_beside(axes: Axes) -> None:
+    """To the right of the axes."""
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False, borderaxespad=0
+    )
 
 
 def plain(axes: Axes, *, grid: str = "both") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedstill.core.errors import BadValue
 from fedstill.report import canvas
+from fedstill.report.layout import with_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,17 +45,20 @@ def accuracy_matrix(
     path: Path | str,
     *,
     targets: Sequence[str] | None = None,
+    networks: Mapping[str, str] | None = None,
+    detail: str = "",
 ) -> Path:
     """Every client's model on every client's test set; own test sets are framed."""
     values = 100 * np.asarray(matrix, dtype=np.float64)
     targets = names if targets is None else targets
     _check_names(values, names, targets)
+    labels = [with_network(name, (networks or {}).get(name, "")) for name in names]
     numbers = max(values.shape) <= NUMBERS_UP_TO
     cell = _wide_enough(targets) if numbers else max(0.07, min(0.2, 12 / max(values.shape)))
     height = 0.36 if numbers else cell
     turned = _too_long(targets, cell)
     figure = canvas.figure(
-        max(3.8, cell * len(targets)) + _LETTER * max(map(len, names)) + 1.3,
+        max(3.8, cell * len(targets)) + _LETTER * max(map(len, labels)) + 1.3,
         max(1.2, height * len(names)) + (_LETTER * max(map(len, targets)) if turned else 0.2) + 0.8,
     )
     from matplotlib.patches import Rectangle
@@ -64,7 +68,7 @@ def accuracy_matrix(
     axes.patch.set(hatch="////", edgecolor=canvas.GREY)  # seen where nothing was scored
     axes.spines[:].set_visible(False)
     canvas.name_ticks(axes.xaxis, targets, cell, turned=turned)
-    canvas.name_ticks(axes.yaxis, names, height)
+    canvas.name_ticks(axes.yaxis, labels, height)
     axes.set_xlabel("test set of", fontsize=9.5)
     axes.set_ylabel("model of", fontsize=9.5)
     if numbers:
@@ -72,11 +76,11 @@ def accuracy_matrix(
         for row, name in enumerate(names):
             if name in targets:
                 corner = (list(targets).index(name) - 0.5, row - 0.5)
-                axes.add_patch(
-                    Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.COLOURS[1], linewidth=1.8)
-                )
+                frame = Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.COLOURS[1])
+                frame.set(linewidth=1.8, clip_on=False)
+                axes.add_patch(frame)
     canvas.colour_bar(figure, image, axes, "accuracy (%)")
-    canvas.title(axes, "Each client's model on each test set")
+    canvas.title(axes, "Each client's model on each test set", detail)
     return canvas.save(figure, path)
 
 

@@ -13,6 +13,11 @@ from fedstill.logbook.reader import Run
 
 SERVER_SCORE = "average_accuracy"
 CLIENT_SCORES = ("averaged_global_accuracy", "inter_accuracy", "averaged_local_accuracy")
+BY_CLIENT = {  # a score of clients' models, and where summaries and recipes keep it by client
+    "averaged_global_accuracy": "averaged_global_accuracy_by_client",
+    "inter_accuracy": "inter_accuracy_by_client",
+    "averaged_local_accuracy": "local_accuracy_by_client",
+}
 DIRECTIONS = ("up", "down", "peer")
 
 _SEED = "seed"
@@ -38,6 +43,7 @@ class Reported:
     average: float | None
     targets: Mapping[str, float]
     scores: Mapping[str, float]
+    by_client: Mapping[str, Mapping[str, float]]  # by score, then by whose model
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class Group:
     folders: tuple[str, ...]
     scores: Mapping[str, Statistic]
     targets: Mapping[str, Statistic]
+    by_client: Mapping[str, Mapping[str, Statistic]]  # by score, then by whose model
+    matrix: Mapping[str, Mapping[str, Statistic]]  # by whose model, then by whose test set
+    networks: Mapping[str, str]  # of each client
     floats_per_round: Mapping[str, Statistic]
     bytes_said: Mapping[str, Statistic]
     seconds: Statistic | None
@@ -123,12 +132,10 @@ def reported_of(recipe: Mapping[str, Any]) -> Reported | None:
     """The `[reported]` table of a recipe: accuracies in percent unless `unit = "fraction"`."""
     table = _table(recipe, "reported")
     scale = 1.0 if table.get("unit") == "fraction" else 0.01
-    numbers = {
-        name: value * scale
-        for name, value in table.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    if not numbers:
+    numbers = _numbers(table, scale)
+    each = {score: _numbers(_table(table, name), scale) for score, name in BY_CLIENT.items()}
+    by_client = {score: found for score, found in each.items() if found}
+    if not numbers and not by_client:
         return None
     scores = {name: numbers[name] for name in (SERVER_SCORE, *CLIENT_SCORES) if name in numbers}
     targets = {
@@ -136,7 +143,8 @@ def reported_of(recipe: Mapping[str, Any]) -> Reported | None:
         for name, value in numbers.items()
         if name not in _ABOUT_REPORTED and name not in scores
     }
-    return Reported(str(table.get("source", "")), numbers.get("average"), targets, scores)
+    source = str(table.get("source", ""))
+    return Reported(source, numbers.get("average"), targets, scores, by_client)
 
 
 def group_of(name: str, runs: Sequence[Run]) -> Group:
@@ -153,6 +161,9 @@ def group_of(name: str, runs: Sequence[Run]) -> Group:
         folders=tuple(str(run.folder) for run in runs),
         scores=scores,
         targets=_statistics([by_test_set(summary) for summary in summaries]),
+        by_client=_by_client(summaries),
+        matrix=_matrix(summaries),
+        networks=_table(summaries[0], "networks"),
         floats_per_round=_statistics(
             [_table(summary, "floats_per_round") for summary in summaries]
         ),
@@ -171,6 +182,38 @@ def by_test_set(summary: Mapping[str, Any]) -> Mapping[str, float]:
     columns = zip(names, zip(*matrix.get("values", []), strict=True), strict=False)
     known = {name: [v for v in column if v is not None] for name, column in columns}
     return {name: statistics.fmean(column) for name, column in known.items() if column}
+
+
+def _by_client(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Statistic]]:
+    """The scores of each client's model, over seeds."""
+    found = {
+        score: _statistics([_table(summary, name) for summary in summaries])
+        for score, name in BY_CLIENT.items()
+    }
+    return {score: each for score, each in found.items() if each}
+
+
+def _matrix(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Statistic]]:
+    """Every client's model on every test set, over seeds."""
+    tables = [_table(summary, "accuracy_matrix") for summary in summaries]
+    rows: list[dict[str, dict[str, Any]]] = [
+        {
+            model: dict(zip(table["test_sets"], values, strict=True))
+            for model, values in zip(table["models"], table["values"], strict=True)
+        }
+        for table in tables
+        if table
+    ]
+    models = dict.fromkeys(model for each in rows for model in each)
+    return {model: _statistics([each.get(model, {}) for each in rows]) for model in models}
+
+
+def _numbers(table: Mapping[str, Any], scale: float) -> dict[str, float]:
+    return {
+        name: value * scale
+        for name, value in table.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def _statistics(tables: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:

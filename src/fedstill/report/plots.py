@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedstill.core.errors import BadValue
 from fedstill.logbook.events import Direction
 from fedstill.logbook.reader import Run
 from fedstill.report import canvas
-from fedstill.report.amounts import human_bytes
+from fedstill.report.amounts import human_bytes, human_floats
+from fedstill.report.curves import VIEWS, Curve, Measure, Values, curves
 from fedstill.report.grids import accuracy_matrix, image_grid, partition
-from fedstill.report.groups import SERVER_SCORE, Group, gather, setting_of, statistic
+from fedstill.report.groups import SERVER_SCORE, Group
 from fedstill.report.tables import Comparison, Section
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accuracy_by_bytes",
+    "accuracy_by_floats",
     "accuracy_by_round",
     "accuracy_matrix",
     "comparison_bars",
@@ -33,28 +34,20 @@ __all__ = [
 COLOURED_DOTS_UP_TO = 7  # more test sets than this are dots of one colour
 
 
-class Curve(NamedTuple):
-    """Mean and spread over seeds along an axis; the spread is zero for one seed."""
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]  # in percent
-    spread: NDArray[np.float64]
-
-
 def accuracy_by_round(runs: Sequence[Run], path: Path | str) -> Path:
     """Mean accuracy over test sets against rounds, one curve per method, a band over seeds."""
     figure = canvas.figure(7.0, 4.2)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot()
-    groups = _gathered(runs)
-    for number, (name, members) in enumerate(groups.items()):
-        _draw(axes, _by_round(members), name, number)
+    found = curves(runs)
+    for number, curve in enumerate(found):
+        _draw(axes, curve.rounds, curve, number)
     axes.set_xlabel("round", fontsize=9.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("accuracy (%)", fontsize=9.5)
     canvas.plain(axes)
-    canvas.title(axes, "Accuracy by round", _averaged(groups))
+    canvas.title(axes, "Accuracy by round", _averaged(found))
     canvas.legend(axes)
     return canvas.save(figure, path)
 
@@ -65,25 +58,26 @@ def accuracy_by_bytes(
     """Mean accuracy against the bytes said so far; a method that sends nothing is a line."""
     figure = canvas.figure(7.0, 4.2)
     axes = figure.add_subplot()
-    axes.set_xscale("log")
-    groups = _gathered(runs)
-    for number, (name, members) in enumerate(groups.items()):
-        curve = _by_round(members)
-        sent = _bytes_at(curve.x, members, direction)
-        seen = sent > 0  # zero, before anything is sent, has no place on a logarithmic axis
-        if seen.any():
-            _draw(axes, Curve(sent[seen], curve.y[seen], curve.spread[seen]), name, number)
-        else:
-            colour, dashes, _ = canvas.look(number)
-            name = f"{name} (sends nothing)"
-            axes.axhline(curve.y[-1], color=colour, linestyle=dashes, linewidth=1.6, label=name)
-    _byte_ticks(axes)
-    which = f" {direction}" if direction else ""
-    axes.set_xlabel(f"bytes sent{which} since the start, each message counted once", fontsize=9.5)
-    axes.set_ylabel("accuracy (%)", fontsize=9.5)
-    canvas.plain(axes)
-    canvas.title(axes, "Accuracy by traffic", _averaged(groups))
+    found = curves(runs)
+    _by_traffic(axes, found, Measure("bytes", "said", direction))
+    canvas.title(axes, "Accuracy by traffic", _averaged(found))
     canvas.legend(axes)
+    return canvas.save(figure, path)
+
+
+def accuracy_by_floats(
+    runs: Sequence[Run], path: Path | str, direction: Direction | None = None
+) -> Path:
+    """Mean accuracy against the floats sent so far: once per sender, and once per receiver."""
+    figure = canvas.figure(11.6, 4.4)
+    found = curves(runs)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, view in zip(panels, VIEWS, strict=True):
+        _by_traffic(axes, found, Measure("floats", view, direction))
+        canvas.title(axes, f"Accuracy by floats, {VIEWS[view]}", _averaged(found))
+    panels[1].set_ylabel("")
+    panels[1].tick_params(axis="y", labelleft=False, length=0)
+    canvas.legend_beside(panels[1])
     return canvas.save(figure, path)
 
 
@@ -100,72 +94,58 @@ def comparison_bars(comparison: Comparison, path: Path | str) -> Path:
     return canvas.save(figure, path)
 
 
-def _gathered(runs: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
-    """Evaluated runs by name; curves on different data say on which."""
-    groups, _ = gather([run for run in runs if run.accuracy_by_round()])
-    if not groups:
-        raise BadValue("none of the runs was evaluated, so there is nothing to draw")
-    data = {name: setting_of(members[0]).data for name, members in groups.items()}
-    if len(set(data.values())) == 1:
-        return groups
-    return {f"{name} on {data[name]}": members for name, members in groups.items()}
+def _by_traffic(axes: Axes, found: Sequence[Curve], measure: Measure) -> None:
+    """A curve for each method over what it sent; one that sends nothing is a line."""
+    axes.set_xscale("log")
+    for number, curve in enumerate(found):
+        sent = curve.sent(measure)
+        seen = sent > 0  # zero, before anything is sent, has no place on a logarithmic axis
+        if seen.any():
+            _draw(axes, sent[seen], curve.where(seen), number)
+        else:
+            colour, dashes, _ = canvas.look(number)
+            name, last = f"{curve.name} (sends nothing)", 100 * curve.accuracy[-1]
+            axes.axhline(last, color=colour, linestyle=dashes, linewidth=1.6, label=name)
+    _amount_ticks(axes, human_bytes if measure.kind == "bytes" else human_floats)
+    which = f" {measure.direction}" if measure.direction else ""
+    counted = f"each message counted {VIEWS[measure.view]}"
+    axes.set_xlabel(f"{measure.kind} sent{which} since the start, {counted}", fontsize=9.5)
+    axes.set_ylabel("accuracy (%)", fontsize=9.5)
+    canvas.plain(axes)
 
 
-def _by_round(runs: Sequence[Run]) -> Curve:
-    """The rounds in which every run was evaluated."""
-    curves = [run.accuracy_by_round() for run in runs]
-    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-    found = [statistic(curve[round] for curve in curves) for round in rounds]
-    known = [each for each in found if each is not None]
-    return Curve(
-        np.array(rounds, dtype=np.float64),
-        100 * np.array([each.mean for each in known]),
-        100 * np.array([each.spread or 0.0 for each in known]),
-    )
-
-
-def _bytes_at(
-    rounds: NDArray[np.float64], runs: Sequence[Run], direction: Direction | None
-) -> NDArray[np.float64]:
-    """Bytes said up to each round, the mean over seeds."""
-    each = [run.traffic_by_round("bytes", "said", direction, cumulative=True) for run in runs]
-    said = np.array([[sent[int(round)] for round in rounds] for sent in each], dtype=np.float64)
-    mean: NDArray[np.float64] = said.mean(axis=0)
-    return mean
-
-
-def _draw(axes: Axes, curve: Curve, name: str, number: int) -> None:
+def _draw(axes: Axes, x: Values, curve: Curve, number: int) -> None:
     colour, dashes, marker = canvas.look(number)
-    few = len(curve.x) <= 25
+    few = len(x) <= 25
     axes.plot(
-        curve.x,
-        curve.y,
+        x,
+        100 * curve.accuracy,
         color=colour,
         linestyle=dashes,
         marker=marker if few else None,
         markersize=3.5,
         linewidth=1.6,
-        label=name,
+        label=curve.name,
     )
     if curve.spread.any():
-        low, high = curve.y - curve.spread, curve.y + curve.spread
-        axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+        low, high = curve.accuracy - curve.spread, curve.accuracy + curve.spread
+        axes.fill_between(x, 100 * low, 100 * high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _averaged(groups: Mapping[str, Sequence[Run]]) -> str:
-    most = max(len(members) for members in groups.values())
+def _averaged(found: Sequence[Curve]) -> str:
+    most = max(curve.seeds for curve in found)
     if most == 1:
         return "mean over test sets, one seed"
     return f"mean over test sets; band: sample standard deviation over {most} seeds"
 
 
-def _byte_ticks(axes: Axes) -> None:
+def _amount_ticks(axes: Axes, said: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_xlim()
     between = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=between, numticks=10))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 

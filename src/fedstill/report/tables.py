@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import RunFolderError
@@ -22,11 +21,24 @@ from fedstill.report.groups import (
     gather,
     group_of,
 )
+from fedstill.report.layout import (
+    NOTHING,
+    REPORTED,
+    Fitting,
+    Layout,
+    escaped,
+    markdown,
+    with_network,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table
+    from rich.console import RenderableType
 
+SCORES_EXPLAINED = (
+    "accuracies in percent; global: a client's model on all test sets, its own included "
+    "(averaged_global_accuracy); inter: on the others' (inter_accuracy); local: on its own "
+    "(averaged_local_accuracy)"
+)
 COLUMNS_FOR_TARGETS = 12  # with more test sets a table shows the lowest and the highest
 
 
@@ -79,37 +91,32 @@ class Comparison:
         """The same as text."""
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
 
-    def as_markdown(self) -> str:
-        """One table for each section, then the notes."""
+    def as_markdown(self, *, by_client: bool = False) -> str:
+        """One table for each section, or one more of each client's model, then the notes."""
         parts = []
-        for section in self.sections:
-            table = _laid_out(section)
-            lines = [
-                f"### {_escaped(section.title)}",
-                "",
-                _markdown_line(table.head),
-                _markdown_line([":--", *["--:"] * (len(table.head) - 1)]),
-                *(_markdown_line(row) for row in table.body),
-            ]
-            parts.append("\n".join(lines))
-            if table.footnotes:
-                parts.append("\n".join(f"- {_escaped(line)}" for line in table.footnotes))
+        for title, layout in self._layouts(by_client):
+            parts += markdown(title, layout)
         if self.notes:
-            parts.append("\n".join(f"- {_escaped(note)}" for note in self.notes))
+            parts.append("\n".join(f"- {escaped(note)}" for note in self.notes))
         return "\n\n".join(parts) + "\n"
 
-    def as_rich(self) -> RenderableType:
+    def as_rich(self, *, by_client: bool = False) -> RenderableType:
         """The same for a terminal."""
         from rich.console import Group as Together
         from rich.text import Text
 
         parts: list[RenderableType] = []
-        for section in self.sections:
-            layout = _laid_out(section)
-            parts.append(_Fitting(section.title, layout))
+        for title, layout in self._layouts(by_client):
+            parts.append(Fitting(title, layout))
             parts += [Text(line, "dim") for line in layout.footnotes]
         parts += [Text(f"note: {note}", "yellow") for note in self.notes]
         return Together(*parts)
+
+    def _layouts(self, by_client: bool) -> Iterator[tuple[str, Layout]]:
+        for section in self.sections:
+            yield section.title, _laid_out(section)
+            if by_client and any(group.by_client for group in section.groups):
+                yield f"{section.title}: each client's model", _by_client_laid_out(section)
 
 
 def comparison(folders: Iterable[Path | str]) -> Comparison:
@@ -149,16 +156,7 @@ def _unequal(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True)
-class _Layout:
-    head: list[str]
-    body: list[list[str]]
-    footnotes: list[str]
-
-
-_REPORTED = "↳ reported"
-_NOTHING = "-"
-_HEADS = {
+SHORT_NAMES = {
     SERVER_SCORE: "average",
     "averaged_global_accuracy": "global",
     "inter_accuracy": "inter",
@@ -166,50 +164,7 @@ _HEADS = {
 }
 
 
-class _Fitting:
-    """A layout as one table where the terminal is wide enough, else as several, never cut."""
-
-    def __init__(self, title: str, layout: _Layout):
-        self.title, self.layout = title, layout
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        unbounded = options.update(max_width=10_000)
-        columns: list[int] = []
-        title = self.title
-        for number in range(1, len(self.layout.head)):
-            wider = self._table(title, [*columns, number])
-            width = console.measure(wider, options=unbounded).maximum
-            if columns and width > options.max_width:
-                yield self._table(title, columns)
-                columns, title = [], ""
-            columns.append(number)
-        yield self._table(title, columns)
-
-    def _table(self, title: str, columns: Sequence[int]) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        heading = Text(title, "bold") if title else None
-        table = Table(
-            title=heading,
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        for number in (0, *columns):
-            head = Text(fill(self.layout.head[number], 12, break_long_words=False))
-            table.add_column(head, justify="right" if number else "left")
-        for row in self.layout.body:
-            reported = row[0].startswith(_REPORTED)
-            if not reported or any(row[number] for number in columns):
-                cells = (Text(row[number]) for number in (0, *columns))
-                table.add_row(*cells, style="dim" if reported else "")
-        return table
-
-
-def _laid_out(section: Section) -> _Layout:
+def _laid_out(section: Section) -> Layout:
     """The cells of a section as text, with the same columns for a terminal and for a page."""
     targets = [] if _one_test_set(section) else section.targets
     few = len(targets) <= COLUMNS_FOR_TARGETS
@@ -219,31 +174,67 @@ def _laid_out(section: Section) -> _Layout:
         "method",
         *([] if _same_seeds(section) else ["seeds"]),
         *(targets if few else ["lowest", "highest"]),
-        *(_HEADS[name] for name in scores),
+        *(SHORT_NAMES[name] for name in scores),
         *(f"bytes {name}" for name in directions),
         "seconds",
     ]
-    body, sources = [], []
+    body: list[list[str]] = []
+    sources: list[str] = []
     for group in section.groups:
         body.append(
             [
                 group.name,
                 *([] if _same_seeds(section) else [_seeds_in_words(group)]),
-                *(_by_target(group, targets) if few else _extremes(group)),
-                *(_percent(_score(group, name)) for name in scores),
+                *(_by_target(group, targets) if few else extremes(group.targets)),
+                *(percent(_score(group, name)) for name in scores),
                 *(_bytes(group.bytes_said, direction) for direction in directions),
-                _NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
+                NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
             ]
         )
         if group.reported is not None:
-            if group.reported.source not in sources:
-                sources.append(group.reported.source)
-            mark = sources.index(group.reported.source) + 1
+            mark = _mark(group.reported.source, sources)
             shown = targets if few else ["", ""]
             cells = [] if _same_seeds(section) else [""]
             cells += _reported_cells(group.reported, shown, scores)
-            body.append([f"{_REPORTED} [{mark}]", *cells, *[""] * (len(head) - 1 - len(cells))])
-    return _Layout(head, body, [*_explained(section), *_cited(sources)])
+            body.append([f"{REPORTED} [{mark}]", *cells, *[""] * (len(head) - 1 - len(cells))])
+    return Layout(head, body, [*_explained(section), *_cited(sources)])
+
+
+def _by_client_laid_out(section: Section) -> Layout:
+    """A row for each method and score, a column for each client's model."""
+    groups = [group for group in section.groups if group.by_client]
+    owners = list(dict.fromkeys(n for g in groups for each in g.by_client.values() for n in each))
+    few = len(owners) <= COLUMNS_FOR_TARGETS
+    names = [_owner_and_network(name, groups) for name in owners] if few else ["lowest", "highest"]
+    body: list[list[str]] = []
+    sources: list[str] = []
+    for group in groups:
+        for score in (name for name in CLIENT_SCORES if name in group.by_client):
+            found = group.by_client[score]
+            cells = [percent(found.get(name)) for name in owners] if few else extremes(found)
+            named = f"{group.name}: {SHORT_NAMES[score]}"
+            body.append([named, *cells, percent(group.scores.get(score))])
+            printed = {} if group.reported is None else group.reported.by_client.get(score, {})
+            if group.reported is not None and printed:
+                mark = _mark(group.reported.source, sources)
+                values = [printed.get(name) for name in owners] if few else [None, None]
+                cells = [printed_percent(value) for value in values]
+                average = printed_percent(group.reported.scores.get(score))
+                body.append([f"{REPORTED} [{mark}]", *cells, average])
+    return Layout(["method: score", *names, "mean"], body, [SCORES_EXPLAINED, *_cited(sources)])
+
+
+def _owner_and_network(name: str, groups: Sequence[Group]) -> str:
+    """A client and its network, where all methods give it the same."""
+    found = {group.networks.get(name, "") for group in groups}
+    return with_network(name, found.pop() if len(found) == 1 else "")
+
+
+def _mark(source: str, sources: list[str]) -> int:
+    """The number of a source, which is added where it is new."""
+    if source not in sources:
+        sources.append(source)
+    return sources.index(source) + 1
 
 
 def _explained(section: Section) -> list[str]:
@@ -299,21 +290,27 @@ def _any_peers(section: Section) -> bool:
 
 
 def _by_target(group: Group, targets: Sequence[str]) -> list[str]:
-    return [_percent(group.targets.get(name)) for name in targets]
+    return [percent(group.targets.get(name)) for name in targets]
 
 
-def _extremes(group: Group) -> list[str]:
-    if not group.targets:
-        return [_NOTHING, _NOTHING]
-    ordered = sorted(group.targets, key=lambda name: group.targets[name].mean)
-    return [f"{100 * group.targets[name].mean:.2f} ({name})" for name in (ordered[0], ordered[-1])]
+def extremes(values: Mapping[str, Statistic]) -> list[str]:
+    """The lowest and the highest, each with whose it is."""
+    if not values:
+        return [NOTHING, NOTHING]
+    ordered = sorted(values, key=lambda name: values[name].mean)
+    return [f"{100 * values[name].mean:.2f} ({name})" for name in (ordered[0], ordered[-1])]
 
 
 def _reported_cells(reported: Reported, targets: Sequence[str], scores: Sequence[str]) -> list[str]:
     values = [reported.targets.get(name) for name in targets]
     average = reported.scores.get(SERVER_SCORE, reported.average)
     values += [reported.scores.get(name, average) for name in scores]
-    return [_NOTHING if value is None else f"{100 * value:.2f}" for value in values]
+    return [printed_percent(value) for value in values]
+
+
+def printed_percent(value: float | None) -> str:
+    """A reported fraction in percent."""
+    return NOTHING if value is None else f"{100 * value:.2f}"
 
 
 def _seeds_in_words(group: Group) -> str:
@@ -322,15 +319,16 @@ def _seeds_in_words(group: Group) -> str:
     return ", ".join(group.seeds)
 
 
-def _percent(value: Statistic | None) -> str:
+def percent(value: Statistic | None) -> str:
+    """A mean in percent, with its spread where there is one."""
     if value is None:
-        return _NOTHING
+        return NOTHING
     mean = f"{100 * value.mean:.2f}"
     return mean if value.spread is None else f"{mean} ± {100 * value.spread:.2f}"
 
 
 def _bytes(amounts: Mapping[str, Statistic], direction: str) -> str:
-    return human_bytes(amounts[direction].mean) if direction in amounts else _NOTHING
+    return human_bytes(amounts[direction].mean) if direction in amounts else NOTHING
 
 
 def _group_as_dict(group: Group) -> dict[str, Any]:
@@ -344,16 +342,16 @@ def _group_as_dict(group: Group) -> dict[str, Any]:
             name: {key: asdict(value) for key, value in getattr(group, name).items()}
             for name in ("scores", "targets", "floats_per_round", "bytes_said")
         },
+        **{
+            name: {
+                outer: {key: asdict(value) for key, value in inner.items()}
+                for outer, inner in getattr(group, name).items()
+            }
+            for name in ("by_client", "matrix")
+        },
+        "networks": dict(group.networks),
         "seconds": None if group.seconds is None else asdict(group.seconds),
         "reported": None if group.reported is None else asdict(group.reported),
         "seeds": list(group.seeds),
         "folders": list(group.folders),
     }
-
-
-def _markdown_line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

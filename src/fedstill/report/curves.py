@@ -1,0 +1,117 @@
+"""Accuracy along a run: by round, and by what was sent until then; means over seeds, no layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.core.errors import BadValue
+from fedstill.logbook.events import Direction
+from fedstill.logbook.reader import Run
+from fedstill.logbook.rows import Kind, View
+from fedstill.report.groups import gather, setting_of, statistic
+
+Values = NDArray[np.float64]
+VIEWS: dict[View, str] = {"said": "once per sender", "heard": "once per receiver"}
+
+
+class Measure(NamedTuple):
+    """What of the traffic is counted: floats or bytes, said or heard, in one direction or all."""
+
+    kind: Kind
+    view: View
+    direction: Direction | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean and spread over seeds in the rounds in which every run was evaluated."""
+
+    name: str
+    runs: Sequence[Run]
+    rounds: Values
+    accuracy: Values  # fractions: the mean over test sets
+    spread: Values  # sample standard deviation over seeds; zero for one seed
+
+    @property
+    def seeds(self) -> int:
+        """How many runs it is the mean of."""
+        return len(self.runs)
+
+    def sent(self, measure: Measure) -> Values:
+        """What was sent from the start to the end of each round, the mean over seeds."""
+        each = [run.traffic_by_round(*measure, cumulative=True) for run in self.runs]
+        amounts = [[sent[int(round)] for round in self.rounds] for sent in each]
+        mean: Values = np.array(amounts, dtype=np.float64).mean(axis=0)
+        return mean
+
+    def where(self, seen: NDArray[np.bool_]) -> Curve:
+        """Some of its rounds."""
+        kept = {name: getattr(self, name)[seen] for name in ("rounds", "accuracy", "spread")}
+        return replace(self, **kept)
+
+
+def curves(runs: Sequence[Run]) -> list[Curve]:
+    """A curve for each setting that was evaluated; those on different data say on which."""
+    groups, _ = gather([run for run in runs if run.accuracy_by_round()])
+    if not groups:
+        raise BadValue("none of the runs was evaluated, so there is nothing to draw")
+    data = {name: setting_of(members[0]).data for name, members in groups.items()}
+    several = len(set(data.values())) > 1
+    return [
+        _curve(f"{name} on {data[name]}" if several else name, members)
+        for name, members in groups.items()
+    ]
+
+
+def rows(runs: Sequence[Run], *, percent: bool = False) -> list[dict[str, Any]]:
+    """The numbers behind the pictures, a row for each method and round.
+
+    Accuracies are fractions, or texts in percent for people. Floats and bytes are those of all
+    rounds so far: `sent` counts a message once per sender, `received` once per receiver.
+    """
+    found: list[dict[str, Any]] = []
+    for curve in curves(runs):
+        sent: Mapping[str, Values] = {
+            "floats sent": curve.sent(Measure("floats", "said")),
+            "floats received": curve.sent(Measure("floats", "heard")),
+            "bytes sent": curve.sent(Measure("bytes", "said")),
+            "bytes received": curve.sent(Measure("bytes", "heard")),
+        }
+        for place, round in enumerate(curve.rounds):
+            scores = (float(curve.accuracy[place]), float(curve.spread[place]))
+            accuracy, spread = (f"{100 * s:.2f}" if percent else s for s in scores)
+            amounts = {name: _whole(float(values[place])) for name, values in sent.items()}
+            found.append(
+                {
+                    "method": curve.name,
+                    "round": int(round),
+                    "seeds": curve.seeds,
+                    "accuracy": accuracy,
+                    "spread": spread if curve.seeds > 1 else None,
+                    **amounts,
+                }
+            )
+    return found
+
+
+def _curve(name: str, runs: Sequence[Run]) -> Curve:
+    each = [run.accuracy_by_round() for run in runs]
+    rounds = sorted(set.intersection(*(set(scores) for scores in each)))
+    found = [statistic(scores[round] for scores in each) for round in rounds]
+    known = [value for value in found if value is not None]
+    return Curve(
+        name,
+        runs,
+        np.array(rounds, dtype=np.float64),
+        np.array([value.mean for value in known]),
+        np.array([value.spread or 0.0 for value in known]),
+    )
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value.is_integer() else value
