@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class InProcess:
         device: torch.device | str = "cpu",
         absences: Absences | None = None,
         store: Store | None = None,
+        graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
     ):
         self.method = method
         self.everybody = everybody
@@ -38,6 +39,7 @@ class InProcess:
         self.device = torch.device(device)
         self.absences = absences
         self.store = store
+        self.graph = graph
         self._states: dict[NodeId, State | None] = {}
 
     @property
@@ -107,6 +109,7 @@ class InProcess:
             data=party.data,
             public=self.everybody.public,
             models=self.everybody.models,
+            graph=self.graph,
             seed=self.seed,
             step=step,
             device=self.device,
