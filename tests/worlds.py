@@ -110,8 +110,10 @@ def played(method, world: World, rounds: int = 4, engine=InProcess, **options): 
     """The engine and the logbook after some rounds."""
     log = MemoryLog()
     engine_options = {k: options.pop(k) for k in ("absences", "stack_at_most") if k in options}
+    planned = experiment(method, world, rounds, **options)
+    engine_options["graph"] = getattr(planned.hearing, "neighbours", None)
     made: Engine = engine(method, world, seed=options.get("seed", 0), **engine_options)
-    run(experiment(method, world, rounds, **options), made, log)
+    run(planned, made, log)
     return made, log
 
 

@@ -55,9 +55,9 @@ class Built:
         self.store = FolderStore(recipe.run.cache_dir)
         self.notes = list(self.collection.notes)
         self.real = population
+        self.graph = made_graph(recipe, names)
         if recipe.data.virtual is not None and not recipe.method.distils:
             population = population.learning_from(self.virtual_sets())
-        self.graph = self.graph_of(population)
         sampler = made_sampler(recipe.federation, len(names))
         self.experiment = Experiment(
             recipe.method,
@@ -80,6 +80,7 @@ class Built:
             "device": self.device,
             "store": self.store,
             "record": recipe.engine.record,
+            "graph": self.graph.neighbours,
         }
         if engine_name(recipe.engine, self.device) == "in_process":
             return InProcess(method, people, **options)
@@ -90,8 +91,7 @@ class Built:
         virtual = Virtual(**(self.recipe.data.virtual or {}))
         engine = self._engine(virtual, self.real)
         warm_up = Experiment(
-            virtual, self.real, self.graph_of(self.real), Everyone(), rounds=0,
-            seed=self.recipe.run.seed,
+            virtual, self.real, self.graph, Everyone(), rounds=0, seed=self.recipe.run.seed
         )  # fmt: skip
         run(warm_up, engine, MemoryLog())
         self.notes.append(
@@ -100,9 +100,6 @@ class Built:
         )
         made = {node: state for node, state in engine.states.items() if isinstance(state, Own)}
         return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
-
-    def graph_of(self, population: Population) -> Graph:
-        return made_graph(self.recipe, list(population.clients))
 
     def digest(self) -> str:
         """What a checkpoint must share with a run that goes on from it."""

@@ -189,7 +189,7 @@ def _plan(found: Mapping[str, Any]) -> list[Row]:
         {
             "when": step["part"],
             "who": step["at"],
-            "step": step["name"],
+            "step": step["name"] + (f" x{step['times']}" if step["times"] > 1 else ""),
             "reads": step["reads"],
             "sends": step["sends"] and step["sends"]["name"],
             "what": step["purpose"],

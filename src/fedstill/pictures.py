@@ -99,6 +99,11 @@ def kept_sets(state: State | None, classes: int) -> Mapping[str, Labelled]:
     if anchors is not None and len(anchors):
         each = len(anchors) // classes
         found["global"] = (anchors.detach().cpu(), torch.arange(classes).repeat_interleave(each))
+    sets = getattr(state, "sets", {})
+    if which is not None and len(sets) == 1:  # the one that all peers share
+        ((name, made),) = sets.items()
+        labels = which[name].cpu().repeat_interleave(made.shape[1])
+        found["global"] = (made.detach().cpu().flatten(0, 1), labels)
     return found
 
 

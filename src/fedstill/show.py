@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,7 +23,7 @@ from fedstill.engines.rehearsal import Rehearsal
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Everyone
-from fedstill.federation.topology import Complete
+from fedstill.federation.topology import Complete, Graph
 from fedstill.logbook.events import Traffic
 from fedstill.logbook.writer import MemoryLog
 from fedstill.wire.codec import describe
@@ -41,11 +42,12 @@ class Stage:
     def names(self) -> Sequence[NodeId]:
         return [f"client-{i}" for i in range(self.clients)]
 
+    @property
+    def graph(self) -> Graph:
+        return Complete().graph(self.names, 0)
+
     def experiment(self, method: Method) -> Experiment:
-        return Experiment(
-            method, _Cast(self), Complete().graph(self.names, 0), Everyone(), rounds=1,
-            evaluate_every=2,
-        )  # fmt: skip
+        return Experiment(method, _Cast(self), self.graph, Everyone(), rounds=1, evaluate_every=2)
 
 
 class _Cast:
@@ -93,12 +95,12 @@ def quick(model: Model) -> Model:
 def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
     """A method in one table; messages are counted per client and, for a broadcast, once."""
     log = MemoryLog()
-    engine = Rehearsal(method, stage.experiment(method).population)
+    engine = Rehearsal(method, stage.experiment(method).population, graph=stage.graph.neighbours)
     run(stage.experiment(method), engine, log)
     steps = [
-        _step(part, step, log.messages, stage)
+        _step(part, step, times, log.messages, stage)
         for part, acts in _parts(method).items()
-        for step in acts
+        for step, times in Counter(acts).items()
     ]
     return {
         "name": name,
@@ -128,8 +130,10 @@ def _parts(method: Method) -> dict[str, Sequence[Step]]:
     return {"before": method.before(), "each round": method.each_round(), "after": method.after()}
 
 
-def _step(part: str, step: Step, sent: Sequence[Traffic], stage: Stage) -> dict[str, Any]:
-    """A step with its message; numbers are of one sender."""
+def _step(
+    part: str, step: Step, times: int, sent: Sequence[Traffic], stage: Stage
+) -> dict[str, Any]:
+    """A step with its message; numbers are of one sender and, where it is repeated, of one time."""
     speaker = SERVER if step.place.value == "server" else stage.names[0]
     rows = [row for row in sent if row.step == step.name and row.sender == speaker]
     message = None
@@ -138,8 +142,8 @@ def _step(part: str, step: Step, sent: Sequence[Traffic], stage: Stage) -> dict[
         message = {
             "name": step.sends.__name__,
             "direction": rows[0].direction if rows else None,
-            "floats": sum(row.floats for row in rows),
-            "bytes": sum(row.bytes for row in rows),
+            "floats": sum(row.floats for row in rows) // times,
+            "bytes": sum(row.bytes for row in rows) // times,
             "fields": {
                 row.field: {"type": hints[row.field], "floats": row.floats, "bytes": row.bytes}
                 for row in rows
@@ -148,6 +152,7 @@ def _step(part: str, step: Step, sent: Sequence[Traffic], stage: Stage) -> dict[
     return {
         "name": step.name,
         "part": part,
+        "times": times,
         "at": step.place.value,
         "purpose": step.purpose,
         "reads": step.reads.__name__ if step.reads else None,

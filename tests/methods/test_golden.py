@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "scaffold": {"momentum": 0.0},
     "dynafed": {"path_rounds": 2, "expert_steps": 1},
+    "desa": {"synthesis_width": 4, "reg_weight": 0.1},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fedstill.parts.losses import (
     class_mmd,
     class_square_error,
     diversity,
+    hinton,
     mmd,
     model_contrast,
     soft_cross_entropy,
@@ -242,3 +244,70 @@ def test_the_contrast_falls_from_far_to_near_whatever_the_lengths() -> None:
     ]
     assert losses == pytest.approx([math.log(1 + math.exp(2)), math.log(2),
                                     math.log(1 + math.exp(-2))])  # fmt: skip
+
+
+# Distillation
+
+
+def plain_hinton(
+    student: Tensor, teacher: Tensor, labels: list[int], temperature: float, share: float
+) -> list[float]:
+    """Row by row and class by class, as the formula is read."""
+    losses = []
+    for s, t, y in zip(student.tolist(), teacher.tolist(), labels, strict=True):
+
+        def chances(logits: list[float], heat: float) -> list[float]:
+            grown = [math.exp(value / heat) for value in logits]
+            return [value / sum(grown) for value in grown]
+
+        hard = -math.log(chances(s, 1.0)[y])
+        pairs = zip(chances(t, temperature), chances(s, temperature), strict=True)
+        soft = sum(p * math.log(p / q) for p, q in pairs)
+        losses.append((1 - share) * hard + share * temperature**2 * soft)
+    return losses
+
+
+@pytest.mark.parametrize(("temperature", "share"), [(20.0, 0.9), (1.0, 1.0), (3.0, 0.0)])
+def test_distillation_is_the_formula_row_by_row(temperature: float, share: float) -> None:
+    student, teacher, labels = rows(4, "student"), rows(4, "teacher"), [0, 4, 2, 2]
+    expected = plain_hinton(student, teacher, labels, temperature, share)
+    found = hinton(
+        student, teacher, torch.tensor(labels), temperature=temperature, soft_share=share
+    )
+    assert float(found) == pytest.approx(sum(expected) / 4, rel=1e-9)
+
+
+def test_the_mean_over_elements_divides_the_divergence_by_the_classes_and_nothing_else() -> None:
+    student, teacher, labels = rows(4, "student"), rows(4, "teacher"), torch.tensor([0, 4, 2, 2])
+
+    def loss(share: float, reduction: Any) -> float:
+        return float(
+            hinton(student, teacher, labels, temperature=2.0, soft_share=share, reduction=reduction)
+        )
+
+    assert loss(1.0, "elements") == pytest.approx(loss(1.0, "rows") / 5)
+    assert loss(0.0, "elements") == loss(0.0, "rows")
+
+
+def test_ten_classes_at_temperature_20_and_share_09_weigh_the_divergence_36_times() -> None:
+    student, teacher = rows(3, "student", 10), rows(3, "teacher", 10)
+    labels = torch.tensor([1, 2, 3])
+    whole = hinton(student, teacher, labels, temperature=20.0, soft_share=0.9, reduction="elements")
+    hard = torch.nn.functional.cross_entropy(student, labels)
+    cool = hinton(student / 20, teacher / 20, labels, temperature=1.0, soft_share=1.0)
+    assert float(whole) == pytest.approx(float(0.1 * hard + 36 * cool))
+
+
+def test_a_row_of_weight_zero_contributes_nothing_but_counts_in_the_mean() -> None:
+    student, teacher, labels = rows(4, "student"), rows(4, "teacher"), torch.tensor([0, 4, 2, 2])
+    given = {"temperature": 2.0, "soft_share": 0.5}
+    weighted = hinton(student, teacher, labels, weight=torch.tensor([1.0, 0, 0, 0]), **given)
+    first = hinton(student[:1], teacher[:1], labels[:1], **given)
+    assert float(weighted) == pytest.approx(float(first) / 4)
+    assert float(hinton(student, teacher, labels, weight=torch.zeros(4), **given)) == 0
+
+
+def test_the_teacher_is_not_taught() -> None:
+    student, teacher = rows(3, "student").requires_grad_(), rows(3, "teacher").requires_grad_()
+    hinton(student, teacher, torch.tensor([0, 1, 2]), temperature=2.0, soft_share=0.5).backward()
+    assert student.grad is not None and teacher.grad is None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstill.core import Data, Node, Pool, Record, Weights, trees
+from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.models import MLP, ConvNet
 from fedstill.parts import augment
@@ -23,6 +24,7 @@ from fedstill.parts.synthesis import (
     augmentations,
     class_means,
     class_statistics,
+    convnet_for,
     distances,
     from_noise,
     from_real,
@@ -342,9 +344,10 @@ def warm(store: Shelf | None = None, matching: Matching | None = None, **changes
     """The set that a client warms up; changes are those of its surroundings."""
     given: dict[str, Any] = {"data": pictures([6, 4, 0, 0]), "model": LINEAR, "seed": 0, **changes}
     start, per_class = given.pop("start", "statistics"), given.pop("per_class", 2)
+    under = given.pop("under", None)
     client = Node(given.pop("id", "c0"), 0, None, step="warm_up", store=store, **given)
     matching = matching or Matching(steps=3, lr=0.1, real_batch=3)
-    return finished(warmed_up(client, matching, start, per_class))
+    return finished(warmed_up(client, matching, start, per_class, under))
 
 
 def test_a_warm_up_that_was_kept_equals_a_fresh_one_bit_for_bit() -> None:
@@ -368,6 +371,7 @@ def test_a_warm_up_that_was_kept_equals_a_fresh_one_bit_for_bit() -> None:
         {"start": "noise"},
         {"per_class": 3},
         {"model": MLP(SHAPE, 4, hidden=(2,))},
+        {"under": ConvNet(SHAPE, 4, depth=1, width=2)},
         {"seed": 1},
         {"id": "c1"},
     ],
@@ -400,6 +404,41 @@ def test_the_networks_of_a_warm_up_are_the_same_for_all_and_differ_from_step_to_
     for one, other in zip(seen["c0"], seen["c1"], strict=True):
         assert torch.equal(one["head.weight"], other["head.weight"])
     assert not torch.equal(seen["c0"][0]["head.weight"], seen["c0"][1]["head.weight"])
+
+
+# Networks of another kind than the node's own
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth"),
+    [((3, 32, 32), 3), ((1, 28, 28), 3), ((3, 8, 9), 3), ((3, 7, 32), 2), ((1, 2, 3), 1)],
+)
+def test_the_convnet_for_an_image_has_three_blocks_or_as_many_as_can_be_pooled(
+    shape: tuple[int, ...], depth: int
+) -> None:
+    made = convnet_for(MLP(shape, 4))
+    assert made == ConvNet(shape, 4, depth=depth, width=128, norm="instance")
+    assert made.laws()
+
+
+def test_a_vector_has_no_convnet() -> None:
+    with pytest.raises(BadValue, match=r"not \(5,\)"):
+        convnet_for(MLP((5,), 4))
+
+
+def test_a_set_matched_under_convnets_does_not_depend_on_the_nodes_own_network() -> None:
+    shape = (1, 8, 8)
+    own, under = MLP(shape, 3), convnet_for(MLP(shape, 3), width=4)
+    matching = Matching(steps=3, lr=0.5, real_batch=4, outputs="stages and logits", deep_first=True)
+    made = [
+        warm(matching=matching, model=model, under=under, data=pictures([6, 4, 5], shape)).images
+        for model in (own, under)
+    ]
+    assert torch.equal(*made)
+    client = node(data=pictures([6, 4, 5], shape), model=own)
+    start = from_noise(client, [0, 1, 2], 2)
+    first = matching.iterations(client, start, lambda step: under.init(0), under)[0]
+    assert first.emphasis.shape == (4,)  # three blocks and the logits
 
 
 def test_images_that_start_from_examples_are_examples_of_their_class_and_none_twice() -> None:

@@ -202,3 +202,12 @@ def test_the_grid_of_synthetic_images_has_a_row_for_each_class():
     assert made.shape == (3, 2, 1, 2, 2)
     assert (made[2, 1] == images[2].numpy()).all()
     assert torch.isnan(torch.from_numpy(made[1])).all()
+
+
+def test_the_anchors_that_peers_share_are_drawn(tmp_path: Path) -> None:
+    desa = {"name": "desa", "per_class": 2, "steps": 1, "real_batch": 4, "synthesis_width": 2}
+    cache = str(tmp_path / "cache")
+    path = images_recipe(tmp_path, desa, pictures=True, rounds=1, cache_dir=cache)
+    folder = runs.begin(recipe_from(path), tmp_path / "run")
+    drawn = {path.stem for path in (folder / "pictures").iterdir()}
+    assert {f"synthetic-{client}" for client in CLIENTS} <= drawn

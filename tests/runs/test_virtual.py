@@ -96,6 +96,25 @@ def test_other_values_make_other_sets(tmp_path: Path) -> None:
     assert (other.store.made, other.store.found) == (3, 0)
 
 
+def test_sets_matched_under_convnets_serve_clients_of_every_architecture(tmp_path: Path) -> None:
+    def built(models: dict[str, Any], **virtual: Any) -> Built:
+        made = recipe_tables(tmp_path, {"name": "local", **LOCAL}, **virtual)
+        return Built(checked({**made, "models": models})[0])
+
+    first = built(dict(CONVNET), warm_up_network="convnet")
+    mixed = built({"name": "mlp"}, warm_up_network="convnet")
+    own = built({"name": "mlp"})
+    assert [(b.store.made, b.store.found) for b in (first, mixed, own)] == [(3, 0), (0, 3), (3, 0)]
+
+
+def test_fedlgd_finds_the_sets_that_were_matched_under_convnets(tmp_path: Path) -> None:
+    Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}, warm_up_network="convnet"))
+    values = {"name": "fedlgd", **LOCAL, "refine_every": 0}
+    ours = Built(recipe(tmp_path, values, warm_up_network="convnet"))
+    played(ours)
+    assert (ours.store.made, ours.store.found) == (0, 3)
+
+
 def test_fedlgd_without_refinement_is_uniform_fedavg_on_virtual_data(tmp_path: Path) -> None:
     values = {**LOCAL, "refine_every": 0, "weight": 0.0}
     ours = played(Built(recipe(tmp_path, {"name": "fedlgd", **values})))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -57,7 +57,10 @@ class Store(Protocol):
 
 
 class Node(Generic[S]):
-    """A party as a step sees it: its memory, data, model and randomness."""
+    """A party as a step sees it: its memory, data, model and randomness.
+
+    Public knowledge are everyone's architecture (`models`) and who is joined with whom (`graph`).
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Node(Generic[S]):
         data: Data | None = None,
         public: Data | None = None,
         models: Mapping[NodeId, Model] | None = None,
+        graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
         seed: int = 0,
         step: str = "",
         device: torch.device | str = "cpu",
@@ -81,6 +85,7 @@ class Node(Generic[S]):
         self.data = data or Data()
         self.public = public or Data()
         self.models = models or {}
+        self.graph = graph or {}
         self.device = torch.device(device)
         self.store = store
         self.numbers: dict[str, float | Tensor] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class InProcess:
         absences: Absences | None = None,
         store: Store | None = None,
         record: bool = True,
+        graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
     ):
         self.method = method
         self.everybody = everybody
@@ -41,6 +42,7 @@ class InProcess:
         self.absences = absences
         self.store = store
         self.recorder = Recorder() if record and self.device.type == "cuda" else None
+        self.graph = graph
         self._states: dict[NodeId, State | None] = {}
 
     @property
@@ -115,6 +117,7 @@ class InProcess:
             data=party.data,
             public=self.everybody.public,
             models=self.everybody.models,
+            graph=self.graph,
             seed=self.seed,
             step=step,
             device=self.device,

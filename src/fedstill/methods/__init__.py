@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedstill.core.method import Method
 from fedstill.methods.centralised import Centralised
+from fedstill.methods.desa import DeSA
 from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
@@ -35,4 +36,5 @@ METHODS: dict[str, type[Method]] = {
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,
     "dynafed": DynaFed,
+    "desa": DeSA,
 }

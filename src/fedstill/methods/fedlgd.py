@@ -44,7 +44,6 @@ from fedstill.parts.synthesis import (
     held_classes,
     mean_over_holders,
     scaled,
-    warmed_up,
 )
 
 
@@ -133,7 +132,7 @@ class FedLGD(Virtual):
     @at_clients
     async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Distil the own examples under random networks."""
-        made = await warmed_up(client, self.warming, self.start, self.per_class)
+        made = await self.warmed(client)
         control = self.first_control(client.model.init(0))
         client.state = Own(*made, made.images.new_empty(0, *client.model.shape), control)
 

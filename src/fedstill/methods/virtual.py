@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Never
+from typing import Any, ClassVar, Never
 
 from torch import Tensor
 
 from fedstill.core import Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
-from fedstill.parts.synthesis import Matching, Start, SyntheticSet, strategy_faults, warmed_up
+from fedstill.parts.synthesis import (
+    Matching,
+    MatchingNetwork,
+    Start,
+    SyntheticSet,
+    convnet_for,
+    strategy_faults,
+    warmed_up,
+)
 
 
 class Own(State):
@@ -38,6 +46,7 @@ class Virtual(Method):
 
     per_class: Count = 10
     warm_up_steps: Count = 10_000
+    warm_up_network: MatchingNetwork = "own"  # "convnet": whatever the client trains
     start: Start = "statistics"
     pixel_lr: Positive = 1.0
     pixel_momentum: Fraction = 0.5
@@ -53,7 +62,12 @@ class Virtual(Method):
     @at_clients
     async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Distil the own examples under random networks."""
-        client.state = Own(*await warmed_up(client, self.warming, self.start, self.per_class))
+        client.state = Own(*await self.warmed(client))
+
+    async def warmed(self, client: Node[Any]) -> SyntheticSet:
+        """The client's first virtual set."""
+        model = convnet_for(client.model) if self.warm_up_network == "convnet" else client.model
+        return await warmed_up(client, self.warming, self.start, self.per_class, model)
 
     @property
     def warming(self) -> Matching:

@@ -10,22 +10,23 @@ from torch import Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Laws, Model, conv_laws, linear_laws
+from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 
 
 class _Block(NamedTuple):
-    outputs: int
+    halves: int  # outputs, in halves of the width
     kernel: int
     padding: int
     pooled: bool
 
 
 _BLOCKS = (
-    _Block(128, kernel=5, padding=4, pooled=True),
-    _Block(192, kernel=5, padding=2, pooled=True),
-    _Block(256, kernel=3, padding=1, pooled=False),
-    _Block(192, kernel=3, padding=1, pooled=False),
-    _Block(192, kernel=3, padding=1, pooled=True),
+    _Block(2, kernel=5, padding=4, pooled=True),
+    _Block(3, kernel=5, padding=2, pooled=True),
+    _Block(4, kernel=3, padding=1, pooled=False),
+    _Block(3, kernel=3, padding=1, pooled=False),
+    _Block(3, kernel=3, padding=1, pooled=True),
 )
 
 
@@ -33,15 +34,19 @@ _BLOCKS = (
 class AlexNet(Model):
     """Five blocks of convolution and ReLU, three of them max-pooled, and a linear head.
 
+    `width` is that of the first block; the others have 1.5, 2, 1.5 and 1.5 times as many channels.
     The first padding of 4, for grey and colour alike, leaves a 4x4 map of 28x28 and of 32x32.
     """
+
+    width: Count = 128
 
     def laws(self) -> Laws:
         laws: Laws = {}
         channels = self.shape[0]
         for index, block in enumerate(_BLOCKS):
-            laws |= conv_laws(f"conv{index}", channels, block.outputs, block.kernel)
-            channels = block.outputs
+            outputs = block.halves * self.width // 2
+            laws |= conv_laws(f"conv{index}", channels, outputs, block.kernel)
+            channels = outputs
         height, width = _side(self.shape[1]), _side(self.shape[2])
         if height < 1 or width < 1:
             raise BadValue(

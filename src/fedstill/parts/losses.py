@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -88,3 +90,27 @@ def model_contrast(own: Tensor, near: Tensor, far: Tensor, *, temperature: float
     towards = F.cosine_similarity(own, near, dim=1)
     away = F.cosine_similarity(own, far, dim=1)
     return F.softplus((away - towards) / temperature).mean()
+
+
+def hinton(
+    student: Tensor,  # [row, class], logits
+    teacher: Tensor,  # [row, class], logits
+    labels: Tensor,  # [row]
+    *,
+    temperature: float,
+    soft_share: float,
+    weight: Tensor | None = None,  # [row]; one where not given
+    reduction: Literal["rows", "elements"] = "rows",
+) -> Tensor:
+    """(1 - share) · CE + share · T² · KL(softmax(teacher / T) || softmax(student / T)).
+
+    The mean over rows of each row's weighted value. `elements` divides the KL by the number of
+    classes too, as the framework's default does: with ten classes it counts a tenth.
+    """
+    target = F.softmax(teacher.detach() / temperature, 1)
+    log_target = F.log_softmax(teacher.detach() / temperature, 1)
+    gaps = target * (log_target - F.log_softmax(student / temperature, 1))
+    soft = gaps.mean(1) if reduction == "elements" else gaps.sum(1)  # [row, class] -> [row]
+    hard = F.cross_entropy(student, labels, reduction="none")
+    per_row = (1 - soft_share) * hard + soft_share * temperature**2 * soft
+    return (per_row if weight is None else weight * per_row).mean()

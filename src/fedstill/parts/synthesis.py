@@ -20,6 +20,7 @@ from fedstill.core import SGD, Data, Made, Model, Node, Record, Weights, minimiz
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.core.seeds import generator
+from fedstill.models.convnet import ConvNet
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws
 
@@ -117,6 +118,22 @@ def held_classes(node: Node[Any]) -> list[int]:
     return [c for c, count in enumerate(counts) if count]
 
 
+MatchingNetwork = Literal["own", "convnet"]
+
+
+def convnet_for(model: Model, width: int = 128) -> ConvNet:
+    """The ConvNet of the distillation papers for what a model sees, whatever that model is.
+
+    Three blocks with instance norm; fewer where the images are too small to be pooled so often.
+    """
+    if len(model.shape) != 3:
+        raise BadValue(
+            f"a ConvNet sees images of channels, height and width, not {tuple(model.shape)}"
+        )
+    depth = min(3, max(1, min(image_size(model)).bit_length() - 1))
+    return ConvNet(model.shape, model.classes, depth, width, device=model.device)
+
+
 MAKING = 1  # raised when the same settings come to make other warm-up sets
 
 
@@ -130,27 +147,31 @@ class Kept(Record):
 
 
 async def warmed_up(
-    node: Node[Any], matching: Matching, start: Start, per_class: int
+    node: Node[Any],
+    matching: Matching,
+    start: Start,
+    per_class: int,
+    model: Model | None = None,
 ) -> SyntheticSet:
     """A set matched to the node's data under fresh random networks, the same for all nodes.
 
     It depends on data, settings, network and seed alone; where the node has a store, it is made
-    once and found again by them. The networks are of the node's own kind, as FedLGD's text says;
-    its code takes ConvNets whatever is trained afterwards.
+    once and found again by them. The networks are of the node's own kind unless `model` is given.
     """
+    kind = model or node.model
     seed = node.draw("warm-up networks", shared=True)
     key = ""
     if node.store is not None:
         settings = [float(v) if isinstance(v, int) else v for v in astuple(matching)]  # 1 is 1.0
         draws = (seed, node.draw("warm-up"))
-        made_by = (MAKING, settings, start, per_class, node.model.describe(), draws)
+        made_by = (MAKING, settings, start, per_class, kind.describe(), draws)
         key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
         kept = node.store.find(key, Kept)
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
     first = STARTS[start](node, held_classes(node), per_class)
     made = await matching.matched(
-        node, first, lambda step: node.model.sample(generator(seed, step, device=node.device))
+        node, first, lambda step: kind.sample(generator(seed, step, device=node.device)), kind
     )
     if node.store is not None:
         node.store.keep(key, Kept(key, made.images, made.share, made.classes))
@@ -195,12 +216,15 @@ class Matching:
         network: Callable[[int], Weights],
         model: Model | None = None,
     ) -> SyntheticSet:
-        """The set after `steps` steps; `network(step)` gives the weights to match under."""
+        """The set after `steps` steps; `network(step)` gives the weights to match under.
+
+        They are weights of `model`, or of the node's own network where none is named.
+        """
         images = await minimize(
             self.objective,
             model or node.model,
             start.images,
-            self.iterations(node, start, network),
+            self.iterations(node, start, network, model),
             SGD(self.lr, self.momentum),
             images_share=start.share,
         )
@@ -238,7 +262,11 @@ class Matching:
         return [1.0 if at >= outputs - part else 0.0 for at in range(outputs)]
 
     def iterations(
-        self, node: Node[Any], start: SyntheticSet, network: Callable[[int], Weights]
+        self,
+        node: Node[Any],
+        start: SyntheticSet,
+        network: Callable[[int], Weights],
+        model: Model | None = None,
     ) -> Made[Iteration]:
         """The steps' real batches and augmentations, drawn at once; networks on demand."""
         classes = start.classes.tolist()
@@ -258,7 +286,7 @@ class Matching:
 
         outputs = {"features": 1, "logits": 1, "both": 2}.get(self.outputs)
         if outputs is None:
-            outputs = stage_count(node.model) + (self.outputs == "stages and logits")
+            outputs = stage_count(model or node.model) + (self.outputs == "stages and logits")
         per_step = outputs if self.deep_first and self.sweep else 1
         updates = self.steps * per_step
         every = torch.tensor([self.emphasis(update, outputs) for update in range(updates)])
