@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -73,6 +74,29 @@ class Adam:
 
         value = trees.map_tensors(move, value, first, second)
         return value, {"first": first, "second": second, "count": count}
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Another optimiser, its step t = 0, 1, … of T shortened to the share (1 + cos(π t / T)) / 2.
+
+    A step of SGD and of Adam is proportional to the rate, so this is a rate that falls to zero.
+    """
+
+    optimizer: Optimizer
+    # T; later steps stand still. It lives in the memory: loops of other lengths are kin.
+    steps: int = field(compare=False)
+
+    def start(self, value: Any) -> Any:
+        count = torch.zeros((), device=trees.tensors(value)[0].device)
+        return {"inner": self.optimizer.start(value), "count": count, "steps": count + self.steps}
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        whole, inner = self.optimizer.step(value, gradient, memory["inner"])
+        done = (memory["count"] / memory["steps"]).clamp(max=1)
+        share = (1 + torch.cos(math.pi * done)) / 2
+        value = trees.map_tensors(lambda old, new: old + share * (new - old), value, whole)
+        return value, {**memory, "inner": inner, "count": memory["count"] + 1}
 
 
 @dataclass(frozen=True)
