@@ -33,6 +33,8 @@ SMALL: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "scaffold": {"momentum": 0.0},
     "dynafed": {"path_rounds": 2, "expert_steps": 1},
+    "feddf": {"distil_batch": 10, "distil_lr": 0.01},
+    "fccl": {"lr": 0.01, "public_batch": 10},
 }
 
 

@@ -6,6 +6,7 @@ from fedstill.core.method import Method
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.feddf import FedDF
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import FedDualMatch
 from fedstill.methods.fedlgd import FedLGD
@@ -25,4 +26,5 @@ METHODS: dict[str, type[Method]] = {
     "feddualmatch": FedDualMatch,
     "fedlgd": FedLGD,
     "dynafed": DynaFed,
+    "feddf": FedDF,
 }
