@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedstill.core.method import Method
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.dynafed import DynaFed
+from fedstill.methods.fccl import FCCL
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddf import FedDF
 from fedstill.methods.feddm import FedDM
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "fedlgd": FedLGD,
     "dynafed": DynaFed,
     "feddf": FedDF,
+    "fccl": FCCL,
 }
