@@ -71,7 +71,8 @@ def main(out: Path) -> None:
     pairs = runs.folders_for(config.checked(TABLES), [0], out)
     for recipe, folder in pairs:
         runs.begin(recipe, folder)
-    # Without momentum the method is FedAvg up to rounding, so the first and the last row agree.
+    # Without momentum the method is FedAvg up to rounding: the first and the last row agree, or
+    # nearly so where an example lies on the edge.
     # Three rounds show that it runs, not which method is better.
     print(comparison([folder for _, folder in pairs]).as_markdown())
 

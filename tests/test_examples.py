@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -43,5 +45,9 @@ def test_the_first_run_prints_a_row_for_each_method_and_leaves_their_folders(
 def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not() -> None:
     table = rows(printed("new_method.py"))
     accuracies = table["method"].index("bytes up")
-    assert table["fedavgm-0"][:accuracies] == table["fedavg"][:accuracies]
-    assert table["fedavgm"][:accuracies] != table["fedavg"][:accuracies]
+    plain, without, with_it = (
+        [float(cell) for cell in table[name][:accuracies]]
+        for name in ("fedavg", "fedavgm-0", "fedavgm")
+    )
+    assert without == pytest.approx(plain, abs=0.7)  # rounding may turn one example of 150
+    assert with_it != pytest.approx(plain, abs=0.7)

@@ -77,7 +77,7 @@ def vectors(sizes: Sequence[int] = (20, 27, 23, 30), *, mixed: bool = False) -> 
         name = f"c{i}"
         test = examples(f"{name} test", 40, (4,), [0, 1, 2])
         parties[name] = Party(examples(name, size, (4,), held), test, model)
-    return World(parties, models[0])
+    return World(parties, models[0], public=Data.unlabelled(around("public", 24, (4,))))
 
 
 def pictures(sizes: Sequence[int] = (20, 27, 23), **options: object) -> World:
@@ -89,7 +89,13 @@ def pictures(sizes: Sequence[int] = (20, 27, 23), **options: object) -> World:
         data = as_bytes(examples(f"p{i}", size, (1, 8, 8), held))
         test = as_bytes(examples(f"p{i} test", 40, (1, 8, 8), [0, 1, 2]))
         parties[f"c{i}"] = Party(data, test, model)
-    return World(parties, model)
+    public = as_bytes(Data.of(around("public", 24, (1, 8, 8)), torch.zeros(24))).parts[0].pool
+    return World(parties, model, public=Data.unlabelled(public.stored, public.mean, public.std))
+
+
+def around(name: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Points around the centres of all classes, without saying which."""
+    return examples(name, count, shape, range(CLASSES)).all().x
 
 
 def as_bytes(data: Data) -> Data:

@@ -14,6 +14,7 @@ from fedstill.config import (
     BASE_FIELDS,
     EngineTable,
     FederationTable,
+    PublicTable,
     Recipe,
     Table,
     as_hinted,
@@ -24,7 +25,7 @@ from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
 from fedstill.core.method import Method, Place
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId
-from fedstill.data import Collection, load
+from fedstill.data import Collection, Unlabelled, load, public_images
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Engine, Everybody
 from fedstill.engines.in_process import InProcess
@@ -49,11 +50,14 @@ class Built:
         if recipe.run.threads:
             torch.set_num_threads(recipe.run.threads)
         self.collection = load_data(recipe)
+        self.public = load_public(recipe, self.collection)
         self.models, self.server_model = made_models(recipe, self.collection)
-        population = Population(self.collection, self.models, self.server_model, device=self.device)
+        population = Population(
+            self.collection, self.models, self.server_model, device=self.device, public=self.public
+        )
         names = list(population.clients)
         self.store = FolderStore(recipe.run.cache_dir)
-        self.notes = list(self.collection.notes)
+        self.notes = [*self.collection.notes, *public_notes(recipe, self.public)]
         self.real = population
         self.graph = made_graph(recipe, names)
         if recipe.data.virtual is not None and not recipe.method.distils:
@@ -104,6 +108,8 @@ class Built:
     def digest(self) -> str:
         """What a checkpoint must share with a run that goes on from it."""
         tables = {**decisive(self.recipe), "content": self.collection.digest()}
+        if self.public is not None:
+            tables["public content"] = self.public.digest()
         text = json.dumps(tables, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -116,6 +122,9 @@ def decisive(recipe: Recipe) -> Table:
     tables = recipe.as_tables()
     kept: Table = {k: tables[k] for k in ("data", "models", "federation", "method") if k in tables}
     kept["data"] = {k: v for k, v in kept["data"].items() if k != "data_dir"}
+    if "public" in kept["data"]:
+        public = {k: v for k, v in kept["data"]["public"].items() if k != "data_dir"}
+        kept["data"]["public"] = public
     kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
     kept["run"] = {"seed": recipe.run.seed}
     return kept
@@ -144,12 +153,43 @@ def load_data(recipe: Recipe) -> Collection:
             size=data.size,
             channels=data.channels,
             partition=data.partition,
-            seed=recipe.run.seed if data.seed is None else data.seed,
+            seed=data_seed(recipe),
             hold_out=data.hold_out,
             **data.options,
         )
     except DataError as error:
         raise DataError(f"data: {error}") from error
+
+
+def data_seed(recipe: Recipe) -> int:
+    """The seed of everything drawn from data sets: the table's own, or the run's."""
+    return recipe.run.seed if recipe.data.seed is None else recipe.data.seed
+
+
+def load_public(recipe: Recipe, collection: Collection) -> Unlabelled | None:
+    """The recipe's public images in the clients' shape, or None; a fault names the table."""
+    if recipe.data.public is None:
+        return None
+    table = PublicTable(**recipe.data.public)
+    try:
+        return public_images(
+            table.name,
+            collection.shape,
+            count=table.count,
+            seed=data_seed(recipe),
+            data_dir=table.data_dir or recipe.data.data_dir,
+            **table.options,
+        )
+    except DataError as error:
+        raise DataError(f"data.public: {error}") from error
+
+
+def public_notes(recipe: Recipe, public: Unlabelled | None) -> list[str]:
+    """What a reader must know of the public images."""
+    if public is None:
+        return []
+    same = f"public: {public.name} is also what the clients hold, so images may be their own"
+    return [*public.notes, *([same] if public.name == recipe.data.name else [])]
 
 
 def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Model], Model]:

@@ -104,6 +104,9 @@ def show(
         int | None, typer.Option(help="How many of them a client holds.  [default: all but one]")
     ] = None,
     model: Annotated[str, typer.Option(help="Network.")] = "convnet",
+    public: Annotated[
+        int, typer.Option(help="Public examples, for methods that need them.", min=1)
+    ] = 5000,
     form: Listing = Form.table,
 ) -> None:
     """Show a method: plan, what is remembered, what travels, floats a round."""
@@ -111,10 +114,15 @@ def show(
     from fedstill import show as shows
 
     own = [text if text.startswith("method.") else f"method.{text}" for text in overrides or []]
-    tables = {"method": {"name": method}, "models": {"name": model}, "data": {"name": "digits5"}}
+    data = {"name": "digits5", "public": {"name": "digits5"}}  # neither is loaded
+    tables = {"method": {"name": method}, "models": {"name": model}, "data": data}
     (recipe,) = config.checked(config.overridden(tables, own))
     network = build.network(recipe.models, shows.shape_of(shape), classes)
-    stage = shows.Stage(network, max(1, classes - 1) if held is None else held)
+    stage = shows.Stage(
+        network,
+        max(1, classes - 1) if held is None else held,
+        public=public if recipe.method.needs_public else 0,
+    )
     found = shows.shown(recipe.method, method, stage)
     if form is Form.json:
         listings.print_json(found)
@@ -226,8 +234,9 @@ def data(
     changes = [*(overrides or []), *_data_dir(data_dir)]
     first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
     collection = build.load_data(first)
+    public = build.load_public(first, collection)
     listings.print_rows(counts_table(collection), form)
-    for note in collection.notes:
+    for note in (*collection.notes, *build.public_notes(first, public)):
         typer.echo(f"note: {note}", err=True)
     if picture is not None:
         from fedstill.report import grids

@@ -65,8 +65,19 @@ class DataTable:
     channels: Count | None = None
     partition: dict[str, Any] | None = None
     virtual: dict[str, Any] | None = None  # train on sets distilled from the data instead
+    public: dict[str, Any] | None = None  # what everybody holds besides; see PublicTable
     seed: Whole | None = None  # of the split; the run's seed when left out
     hold_out: Chance | None = None  # of the training examples, to score on instead of the test sets
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PublicTable:
+    """Images without labels that everybody holds, in the shape of the clients' images."""
+
+    name: str
+    data_dir: str | None = None  # that of the data when left out
+    count: Count | None = None  # so many, drawn by the seed of the split
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -236,10 +247,17 @@ def checked(tables: Table) -> list[Recipe]:
         _check_federation(federation, faults)
     methods = tables.get("method", [])
     methods = methods if isinstance(methods, list) else [methods]
+    public = data is None or data.public is not None
     if not methods:
         faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
     made = [
         _read_method(table, i, len(methods), virtual, faults) for i, table in enumerate(methods)
+    ]
+    faults += [
+        f"data.public is missing: {item[1]} needs images without labels that everybody holds; "
+        'name a set, e.g. data.public.name = "fashion-mnist"'
+        for item in made
+        if item and item[0].needs_public and not public
     ]
     labels = [item[2] for item in made if item]
     faults += [
@@ -403,10 +421,25 @@ def _model_tables(models: Mapping[str, Any], faults: list[str]) -> list[tuple[st
 
 
 def _check_data(data: DataTable, faults: list[str]) -> None:
-    if data.name not in DATASETS:
-        faults.append("data.name: " + unknown("data set", data.name, DATASETS))
+    _check_set("data", data.name, data.options, faults)
     if data.partition is not None:
         _check_partition(data.partition, faults)
+    if data.public is not None:
+        public = read_table(PublicTable, data.public, "data.public", faults)
+        if public is not None:
+            _check_set("data.public", public.name, public.options, faults)
+
+
+def _check_set(where: str, name: str, options: Table, faults: list[str]) -> None:
+    if name not in DATASETS:
+        faults.append(f"{where}.name: " + unknown("data set", name, DATASETS))
+        return
+    known = DATASETS[name].options
+    faults += [
+        f"{where}.options: " + unknown(f"option of {name}", option, known)
+        for option in options
+        if option not in known
+    ]
 
 
 def _checked_virtual(data: DataTable, faults: list[str]) -> Table | None:

@@ -169,6 +169,7 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
     print(
         f"counted for {example['model']['name']} ({example['model_floats']:,} floats) on {shape}, "
         f"{example['classes']} classes,\nand a client that holds {example['held']} of them"
+        + (f"; everybody holds {example['public']:,} public examples" if example["public"] else "")
     )
     if found["messages"]:
         print("\nwhat travels")

@@ -37,6 +37,7 @@ class Stage:
     held: int
     clients: int = 2
     per_class: int = 64
+    public: int = 0  # examples that everybody holds
 
     @property
     def names(self) -> Sequence[NodeId]:
@@ -59,12 +60,11 @@ class _Cast:
         model = quick(stage.model)
         self.clients = stage.names
         self.models: Mapping[NodeId, Model] = dict.fromkeys(stage.names, model)
-        self.public = Data()
+        blank = torch.zeros(1, *stage.model.shape, dtype=torch.uint8)
+        self.public = Data.unlabelled(blank.expand(stage.public, *stage.model.shape))
         labels = torch.arange(stage.held).repeat_interleave(stage.per_class)
-        blank = torch.zeros(1, *stage.model.shape, dtype=torch.uint8).expand(
-            len(labels), *stage.model.shape
-        )
-        everything = Part(Pool(blank, labels), torch.arange(len(labels)))
+        images = blank.expand(len(labels), *stage.model.shape)
+        everything = Part(Pool(images, labels), torch.arange(len(labels)))
         self._client = Party(Data((everything,)), Data(), model)
         self._server = Party(Data(), Data(), model)
 
@@ -110,10 +110,12 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         "presets": {key: dict(value) for key, value in method.presets.items()},
         "scored": method.scored.value,
         "sends_examples": method.sends_examples,
+        "needs_public": method.needs_public,
         "example": {
             "model": stage.model.describe(),
             "classes": stage.model.classes,
             "held": stage.held,
+            "public": stage.public,
             "model_floats": sum(stage.model.floats().values()),
         },
         "steps": steps,

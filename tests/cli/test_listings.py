@@ -53,6 +53,18 @@ def test_show_counts_for_the_values_asked_for():
     assert grey["floats_per_round"] == {"up": model + 1, "down": model, "peer": 0}
 
 
+def test_show_counts_logits_for_a_stated_number_of_public_examples():
+    found = shown("show", "fccl", "--public", 200, "--classes", 7, "public_batch=16")
+    assert found["floats_per_round"] == {"up": 200 * 7, "down": 200 * 7, "peer": 0}
+    assert (found["needs_public"], found["example"]["public"]) == (True, 200)
+    assert "everybody holds 5,000 public examples" in fedstill("show", "fccl").out
+    df = shown("show", "feddf")
+    assert df["floats_per_round"] == {"up": 320_011, "down": 320_010, "peer": 0}
+    fedavg = shown("show", "fedavg")
+    assert (fedavg["needs_public"], fedavg["example"]["public"]) == (False, 0)
+    assert "public examples" not in fedstill("show", "fedavg").out
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

@@ -38,6 +38,12 @@ SMALL = {
     "hidden": 8,
     "synthesis_width": 4,
     "reg_weight": 0.1,  # a larger one blows rounding errors up within four rounds
+    "distil_steps": 6,
+    "distil_batch": 10,
+    "distil_lr": 0.01,
+    "pretrain_epochs": 5,
+    "public_batch": 10,
+    "public_lr": 1e-4,  # more lets engines part: rounding errors move weights that do not matter
 }
 
 
@@ -49,4 +55,6 @@ def small(kind: type[Method]) -> Method:
         del chosen["server_lr"]
     if "tune_lr" in chosen and known["tune_lr"] < 1e-3:  # for a network that has learnt already
         del chosen["tune_lr"]
+    if "lr" in chosen and known["lr"] <= 1e-3:  # Adam's
+        chosen["lr"] = 0.01
     return kind(**chosen)

@@ -208,3 +208,12 @@ def test_a_pool_moves_with_its_statistics() -> None:
     kept = [moved.stored, moved.labels, moved.mean, moved.std]
     assert {tensor.device.type for tensor in kept if tensor is not None} == {"meta"}
     assert Pool(torch.zeros(1, 1), torch.zeros(1)).to("meta").mean is None
+
+
+def test_examples_without_classes_are_known_by_their_place() -> None:
+    stored = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
+    public = Data.unlabelled(stored, torch.tensor(0.2), torch.tensor(0.5))
+    batch = public.take(torch.tensor([2, 1]))
+    assert batch.y.tolist() == [2, 1]
+    assert batch.x.flatten().tolist() == pytest.approx([1.6, 0.0])
+    assert public.subset(torch.tensor([1, 2])).labels.tolist() == [1, 2]

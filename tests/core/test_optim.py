@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from fedstill.core.optim import SGD, Adam, Optimizer, falling
+from fedstill.core import trees
+from fedstill.core.optim import SGD, Adam, Falling, Optimizer, falling
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
@@ -92,26 +95,6 @@ def test_neither_value_nor_memory_is_written_into() -> None:
         assert all(torch.equal(value[n], start()[n]) for n in value)
 
 
-@pytest.mark.parametrize("base", [SGD(0.1, 0.9, 0.01), Adam(0.1)], ids=["sgd", "adam"])
-def test_a_falling_rate_is_that_of_the_framework(base: SGD | Adam) -> None:
-    start = torch.randn(5, generator=torch.Generator().manual_seed(1))
-    theirs = torch.nn.Parameter(start.clone())
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.SGD([theirs], 0.1, 0.9, weight_decay=0.01)
-        if isinstance(base, SGD)
-        else torch.optim.Adam([theirs], 0.1)
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-    ours = falling(base, 12, "cosine")
-    value, memory = start, ours.start(start)
-    for _ in range(12):
-        value, memory = ours.step(value, value.cos(), memory)
-        theirs.grad = theirs.detach().cos()
-        optimizer.step()
-        schedule.step()
-    assert torch.allclose(value, theirs.detach(), atol=1e-5)
-
-
 def test_a_rate_that_falls_halfway_is_a_tenth_from_there() -> None:
     ours = falling(SGD(1.0), 5, "halfway")
     value, memory = torch.zeros(()), ours.start(torch.zeros(()))
@@ -122,3 +105,49 @@ def test_a_rate_that_falls_halfway_is_a_tenth_from_there() -> None:
         value = moved
     assert moves == [1.0, 1.0, 1.0, 0.1, 0.1]
     assert falling(SGD(1.0), 5, "constant") == SGD(1.0)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "options"),
+    [
+        (Adam(0.05, weight_decay=0.1), torch.optim.Adam, {"lr": 0.05, "weight_decay": 0.1}),
+        (SGD(0.1, 0.9), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    ],
+)
+def test_a_falling_rate_goes_where_the_frameworks_goes(made, kind, options) -> None:  # type: ignore[no-untyped-def]
+    value = {name: torch.nn.Parameter(tensor) for name, tensor in start().items()}
+    optimizer = kind(value.values(), **options)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+    for _ in range(6):
+        for name, gradient in slope({n: p.detach() for n, p in value.items()}).items():
+            value[name].grad = gradient
+        optimizer.step()
+        schedule.step()
+    found = ours(Falling(made, 6), steps=6)
+    assert all(torch.allclose(found[n], value[n], rtol=1e-5, atol=1e-6) for n in value)
+
+
+def test_after_its_last_step_a_falling_rate_stands_still() -> None:
+    optimizer = Falling(SGD(0.1), 3)
+    assert all(torch.equal(ours(optimizer, 3)[n], ours(optimizer, 7)[n]) for n in start())
+    half, _ = optimizer.step(torch.tensor(1.0), torch.tensor(2.0), {
+        "base": (), "count": torch.tensor(1.5), "steps": torch.tensor(3.0),
+    })  # fmt: skip
+    assert float(half) == pytest.approx(1 - 0.1 * 2 / 2)
+
+
+def test_falling_rates_of_different_lengths_can_be_stacked() -> None:
+    values, lengths = torch.tensor([1.0, -2.0, 3.0]), (3, 4, 9)
+    optimizers = [Falling(Adam(0.1), steps) for steps in lengths]
+    assert len({*optimizers}) == 1
+    memories = [optimizer.start(value) for optimizer, value in zip(optimizers, values, strict=True)]
+
+    def walked(value: torch.Tensor, memory: Any) -> torch.Tensor:
+        for _ in range(3):
+            value, memory = optimizers[0].step(value, value**3, memory)
+        return value
+
+    alone = [walked(value, memory) for value, memory in zip(values, memories, strict=True)]
+    together = torch.func.vmap(walked)(values, trees.stack(memories))
+    assert torch.allclose(together, torch.stack(alone))
+    assert len({round(abs(float(a - v)), 4) for a, v in zip(alone, values, strict=True)}) == 3

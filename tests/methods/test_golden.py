@@ -34,6 +34,8 @@ OWN: dict[str, dict[str, Any]] = {
     "scaffold": {"momentum": 0.0},
     "dynafed": {"path_rounds": 2, "expert_steps": 1},
     "desa": {"synthesis_width": 4, "reg_weight": 0.1},
+    "feddf": {"distil_batch": 10, "distil_lr": 0.01},
+    "fccl": {"lr": 0.01, "public_batch": 10},
 }
 
 

@@ -15,11 +15,14 @@ from fedstill.core.seeds import generator
 from fedstill.parts.losses import (
     class_mmd,
     class_square_error,
+    cross_correlation,
+    divergence,
     diversity,
     hinton,
     mmd,
     model_contrast,
     soft_cross_entropy,
+    standardised,
     supervised_contrastive,
 )
 
@@ -311,3 +314,65 @@ def test_the_teacher_is_not_taught() -> None:
     student, teacher = rows(3, "student").requires_grad_(), rows(3, "teacher").requires_grad_()
     hinton(student, teacher, torch.tensor([0, 1, 2]), temperature=2.0, soft_share=0.5).backward()
     assert student.grad is not None and teacher.grad is None
+
+
+# Divergence and cross-correlation
+
+
+def test_the_divergence_by_hand_is_summed_over_classes_and_averaged_over_rows() -> None:
+    teacher = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log() + 3.0  # a common shift says nothing
+    student = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
+    by_hand = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
+    assert float(divergence(student, teacher)) == pytest.approx(by_hand / 2, abs=1e-6)
+    assert float(divergence(teacher, teacher)) == 0.0
+
+
+def test_the_divergence_is_from_the_teacher_to_the_student() -> None:
+    student, teacher = rows(4, "student"), rows(4, "teacher")
+    theirs = torch.nn.functional.kl_div(
+        student.log_softmax(1), teacher.softmax(1), reduction="batchmean"
+    )
+    assert float(divergence(student, teacher)) == pytest.approx(float(theirs))
+
+
+def test_a_standardised_column_by_hand() -> None:
+    column = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)  # mean 3, variance 14/3
+    made = standardised(column, eps=0.0).flatten().tolist()
+    assert made == pytest.approx([x / math.sqrt(14 / 3) for x in (-2.0, -1.0, 3.0)])
+
+
+def test_opposed_classes_are_what_the_cross_correlation_asks_for() -> None:
+    # The trap: Barlow Twins' target off the diagonal is 0, this one's is -1.
+    one = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    opposed = torch.stack([one, -one], 1)
+    independent = torch.stack([one, torch.tensor([1.0, 1.0, -1.0, -1.0])], 1)
+    assert float(cross_correlation(opposed, opposed, off_diagonal=0.5)) == pytest.approx(
+        0.0, abs=1e-4
+    )
+    assert float(cross_correlation(independent, independent, off_diagonal=0.5)) == pytest.approx(
+        0.5 * 2, abs=1e-4
+    )
+
+
+def test_the_cross_correlation_pair_by_pair() -> None:
+    student, teacher = rows(7, "student", 3), rows(7, "teacher", 3)
+    total = 0.0
+    for u in range(3):
+        for v in range(3):
+            pair = torch.stack([student[:, u], teacher[:, v]])
+            m = float(torch.corrcoef(pair)[0, 1])
+            total += (1 - m) ** 2 if u == v else 0.0051 * (1 + m) ** 2
+    found = float(cross_correlation(student, teacher, off_diagonal=0.0051))
+    assert found == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_dead_logit_or_a_single_row_gives_neither_nan_nor_a_slope(count: int) -> None:
+    student = rows(count, "student", 3).clone()
+    student[:, 1] = 2.5
+    student.requires_grad_()
+    loss = cross_correlation(student, rows(count, "teacher", 3), off_diagonal=0.0051)
+    (slope,) = torch.autograd.grad(loss, student)
+    assert torch.isfinite(loss) and torch.isfinite(slope).all()
+    if count == 1:
+        assert float(slope.abs().max()) == 0.0

@@ -166,6 +166,13 @@ class Data:
         """Examples that are held as they are (already normalised)."""
         return Pool(x, y).all()
 
+    @classmethod
+    def unlabelled(
+        cls, stored: Tensor, mean: Tensor | None = None, std: Tensor | None = None
+    ) -> Data:
+        """Examples without classes: each one's label is its place, by which others speak of it."""
+        return Pool(stored, torch.arange(len(stored), device=stored.device), mean, std).all()
+
     def __len__(self) -> int:
         return sum(len(part.rows) for part in self.parts)
 

@@ -110,11 +110,13 @@ class Method:
     """A frozen dataclass of hyper-parameters and a plan of steps.
 
     `scored` says whose models are evaluated; `presets` holds named sets of values; a method that
-    `distils` makes its clients' virtual sets itself.
+    `distils` makes its clients' virtual sets itself; one that `needs_public` data cannot do
+    without `node.public`.
     """
 
     scored: ClassVar[Place] = Place.SERVER
     distils: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:

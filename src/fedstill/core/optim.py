@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -81,33 +81,34 @@ Fall = Literal["constant", "halfway", "cosine"]
 
 @dataclass(frozen=True)
 class Falling:
-    """Another optimiser whose rate falls over a known number of steps.
+    """Another optimiser whose rate falls: its steps are shortened to a share that falls.
 
-    `halfway`: to a tenth after half of the steps; `cosine`: to zero along half a cosine. The memory
-    of the other optimiser must not depend on its rate, which holds for those of this file.
+    `halfway`: to a tenth after half of the steps; `cosine`: to zero along half a cosine. A step of
+    SGD and of Adam is proportional to the rate, and their memories do not depend on it.
     """
 
     base: Optimizer
-    steps: int
-    fall: Fall
+    # Later steps are as the last. It lives in the memory: loops of other lengths are kin.
+    steps: int = field(compare=False)
+    fall: Fall = "cosine"
 
     def start(self, value: Any) -> Any:
         count = torch.zeros((), device=trees.tensors(value)[0].device)
-        return {"base": self.base.start(value), "count": count}
+        return {"base": self.base.start(value), "count": count, "steps": count + self.steps}
 
     def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
         moved, kept = self.base.step(value, gradient, memory["base"])
-        share = memory["count"] / self.steps
+        done = (memory["count"] / memory["steps"]).clamp(max=1)
         if self.fall == "cosine":
-            rate = (1 + torch.cos(math.pi * share)) / 2
+            share = (1 + torch.cos(math.pi * done)) / 2
         else:
-            rate = torch.where(share < 0.5, 1.0, 0.1)
-        value = trees.map_tensors(lambda old, new: old + rate * (new - old), value, moved)
-        return value, {"base": kept, "count": memory["count"] + 1}
+            share = torch.where(done < 0.5, 1.0, 0.1)
+        value = trees.map_tensors(lambda old, new: old + share * (new - old), value, moved)
+        return value, {**memory, "base": kept, "count": memory["count"] + 1}
 
 
 def falling(base: Optimizer, steps: int, fall: Fall) -> Optimizer:
-    """`base` itself when its rate is constant."""
+    """The optimiser with its rate falling over so many steps; itself when the rate is constant."""
     return base if fall == "constant" else Falling(base, steps, fall)
 
 

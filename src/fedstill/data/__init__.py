@@ -4,6 +4,7 @@ from fedstill.data.catalogue import DATASETS, Entry, load
 from fedstill.data.partition import PARTITIONS, Partition, described, partitioned
 from fedstill.data.preview import counts_table, counts_text
 from fedstill.data.sites import Collection, Examples, ImageSet, Site, pooled
+from fedstill.data.unlabelled import Unlabelled, public_images
 
 __all__ = [
     "DATASETS",
@@ -14,10 +15,12 @@ __all__ = [
     "ImageSet",
     "Partition",
     "Site",
+    "Unlabelled",
     "counts_table",
     "counts_text",
     "described",
     "load",
     "partitioned",
     "pooled",
+    "public_images",
 ]

@@ -9,6 +9,7 @@ from fedstill.core.errors import DataError
 
 CHUNK = 2048  # images treated at once, so that float copies stay small
 LARGEST_SIDE = 1024  # pixels; larger requests are taken for mistakes
+LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
 
 def as_bytes(values: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -68,6 +69,20 @@ def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]
         f"images with {present} channels cannot be given {channels}; "
         "leave channels out or ask for 3"
     )
+
+
+def recoloured(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
+    """Images with one channel or three: grey is repeated, colour becomes its luminance.
+
+    Luminance is 0.299 red + 0.587 green + 0.114 blue (ITU-R BT.601).
+    """
+    if images.shape[1] != 3 or channels != 1:
+        return with_channels(images, channels)
+    result = np.empty((len(images), 1, *images.shape[2:]), np.uint8)
+    for start in range(0, len(images), CHUNK):
+        part = images[start : start + CHUNK].astype(np.float64)
+        result[start : start + CHUNK, 0] = as_bytes(np.tensordot(part, LUMINANCE, axes=(1, 0)))
+    return result
 
 
 def matching_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from fedstill.core.errors import BadValue
 from fedstill.core.method import Method, Place
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Everybody
@@ -28,6 +29,13 @@ class Experiment:
     scores: Literal["cross", "own"] = "cross"
     bad_messages: BadMessages = "stop"
     channels: Sequence[Channel] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.method.needs_public and not len(self.population.public):
+            raise BadValue(
+                f"{type(self.method).__name__} needs public data, but the population has none; "
+                "give it some, in a recipe by a table [data.public]"
+            )
 
     def awake(self, round: int) -> Sequence[NodeId]:
         """The clients that take part in a round."""

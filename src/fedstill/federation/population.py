@@ -14,6 +14,7 @@ from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
 from fedstill.data.sites import Collection, Examples, Site
+from fedstill.data.unlabelled import Unlabelled
 from fedstill.engines.engine import Party
 
 Key = tuple[int, tuple[float, ...], tuple[float, ...]]  # a stored set, its mean and deviation
@@ -29,12 +30,12 @@ class Population:
         server_model: Model,
         *,
         device: torch.device | str = "cpu",
-        public: Data | None = None,
+        public: Unlabelled | None = None,
     ):
         self.collection = collection
         self.device = torch.device(device)
         self.models: Mapping[NodeId, Model] = models
-        self.public = public or Data()
+        self.public = Data() if public is None else self._unlabelled(public)
         self._server = Party(Data(), Data(), server_model)
         self._sites = {site.name: site for site in collection.sites}
         self._pools: dict[Key, Pool] = {}
@@ -82,6 +83,14 @@ class Population:
                 torch.tensor(site.std, device=self.device).reshape(shape),
             )
         return self._pools[key]
+
+    def _unlabelled(self, public: Unlabelled) -> Data:
+        shape = (-1, 1, 1)
+        return Data.unlabelled(
+            torch.from_numpy(public.images).to(self.device),
+            torch.tensor(public.mean, device=self.device).reshape(shape),
+            torch.tensor(public.std, device=self.device).reshape(shape),
+        )
 
     def _rows(self, rows: NDArray) -> torch.Tensor:  # type: ignore[type-arg]
         return torch.from_numpy(rows).to(self.device)

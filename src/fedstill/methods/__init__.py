@@ -6,7 +6,9 @@ from fedstill.core.method import Method
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.desa import DeSA
 from fedstill.methods.dynafed import DynaFed
+from fedstill.methods.fccl import FCCL
 from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.feddf import FedDF
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import FedDualMatch
 from fedstill.methods.fedgen import FedGen
@@ -37,4 +39,6 @@ METHODS: dict[str, type[Method]] = {
     "fedlgd": FedLGD,
     "dynafed": DynaFed,
     "desa": DeSA,
+    "feddf": FedDF,
+    "fccl": FCCL,
 }

@@ -85,7 +85,7 @@ class FedAvg(Method):
         ups = list(inbox.values())
         server.state = Global(algebra.mean([up.weights for up in ups], self.shares(ups)))
 
-    async def trained(self, client: Node[None], start: Weights) -> tuple[Weights, int]:
+    async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """Weights after the local epochs, and the number of steps they took."""
         batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
         weights = await minimize(

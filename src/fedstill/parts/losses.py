@@ -114,3 +114,26 @@ def hinton(
     hard = F.cross_entropy(student, labels, reduction="none")
     per_row = (1 - soft_share) * hard + soft_share * temperature**2 * soft
     return (per_row if weight is None else weight * per_row).mean()
+
+
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(softmax(teacher) ‖ softmax(student)) of logits: summed over classes, mean over rows."""
+    log_p, log_q = F.log_softmax(teacher, 1), F.log_softmax(student, 1)
+    return (log_p.exp() * (log_p - log_q)).sum(1).mean()  # [row, class] -> scalar
+
+
+def standardised(logits: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Each column less its mean, by its deviation over the rows; a constant column gives zeros."""
+    centred = logits - logits.mean(0)
+    return centred / (centred.square().mean(0) + eps).sqrt()
+
+
+def cross_correlation(student: Tensor, teacher: Tensor, *, off_diagonal: float) -> Tensor:
+    """Huang et al. 2022 (FCCL): Σ_u (1 - M_uu)² + λ Σ_{u≠v} (1 + M_uv)².
+
+    M is the correlation between classes of the student's and of the teacher's logits. Unlike in
+    Barlow Twins, different classes are to be opposed (-1), not independent (0).
+    """
+    matrix = standardised(student).T @ standardised(teacher) / len(student)  # [class, class]
+    same = torch.eye(len(matrix), device=matrix.device)
+    return (same * (1 - matrix) ** 2 + off_diagonal * (1 - same) * (1 + matrix) ** 2).sum()

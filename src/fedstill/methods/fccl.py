@@ -1,0 +1,157 @@
+"""FCCL: clients bring their logits on public data into line and hold on to what they know.
+
+Huang, Ye, Du. Learn from Others and Be Yourself in Heterogeneous Federated Learning. CVPR 2022.
+Algorithm 1; collaborative and local updating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Never
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    Adam,
+    Batch,
+    Inbox,
+    Message,
+    Method,
+    Model,
+    Node,
+    Place,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.optim import Falling
+from fedstill.core.ranges import Count, NonNegative, Positive, Whole
+from fedstill.parts.losses import cross_correlation, divergence
+from fedstill.parts.opinions import opinions
+
+
+class Own(State):
+    """What a client remembers."""
+
+    weights: Weights
+    intra: Weights  # the network after the training before the first round
+
+
+class Opinion(Message):
+    """What a client says of the public data."""
+
+    logits: Tensor  # [example, class]
+
+
+class Consensus(Message):
+    """The mean of what was said."""
+
+    logits: Tensor  # [example, class]
+
+
+@dataclass(frozen=True)
+class FCCL(Method):
+    """Cross-correlation with the mean logits on public data; then local epochs with two teachers.
+
+    One epoch a round is what comparisons with other methods here use; the paper has twenty.
+    """
+
+    scored: ClassVar[Place] = Place.CLIENTS
+    needs_public: ClassVar[bool] = True
+    presets: ClassVar = {"paper": {"epochs": 20}}
+
+    lr: Positive = 1e-3  # Adam's, of all training on the own examples
+    epochs: Count = 1
+    batch_size: Count = 32
+    weight_decay: NonNegative = 1e-5
+    inter_weight: NonNegative = 1.0  # of the network at the end of the last round
+    intra_weight: NonNegative = 1.0  # of the network trained before the first round
+    pretrain_epochs: Whole = 50
+    public_lr: Positive = 1e-3
+    public_batch: Count = 256
+    public_epochs: Whole = 1  # none leaves the clients alone
+    off_diagonal: NonNegative = 0.0051  # λ
+
+    def before(self) -> Sequence[Step]:
+        return [self.pretrain]
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.speak, self.agree, self.learn]
+
+    def client_state(self, client: Node[Any]) -> Own:
+        weights = client.model.init(client.draw("weights", shared=True))
+        return Own(weights, weights)
+
+    @at_clients
+    async def pretrain(self, client: Node[Own], inbox: Inbox[Never]) -> None:
+        """Train on the own examples; the result is the start and the intra-domain teacher."""
+        epochs = self.pretrain_epochs
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=epochs)
+        optimizer = Falling(Adam(self.lr), len(batches))
+        weights = await minimize(self.task, client.model, client.state.weights, batches, optimizer)
+        client.state = Own(weights, weights)
+
+    @at_clients
+    def speak(self, client: Node[Own], inbox: Inbox[Never]) -> Opinion:
+        """Send the own logits on the public data."""
+        return Opinion(opinions(client.model, client.state.weights, client.public))
+
+    @at_server
+    def agree(self, server: Node[None], inbox: Inbox[Opinion]) -> Consensus:
+        """Send the mean of the logits to everybody."""
+        return Consensus(torch.stack([said.logits for said in inbox.values()]).mean(0))
+
+    @at_clients
+    async def learn(self, client: Node[Own], inbox: Inbox[Consensus]) -> None:
+        """Correlate with the consensus on public data, then train on the own examples."""
+        inter, intra = client.state.weights, client.state.intra
+        weights = inter
+        if inbox and self.public_epochs:
+            weights = await self.aligned(client, inter, inbox.only().logits)
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        optimizer = Adam(self.lr, weight_decay=self.weight_decay)
+        weights = await minimize(
+            self.objective, client.model, weights, batches, optimizer, inter=inter, intra=intra
+        )
+        client.state = Own(weights, intra)
+
+    async def aligned(self, client: Node[Own], start: Weights, consensus: Tensor) -> Weights:
+        """Weights after the passes over the public data."""
+        batches = client.public.batches(
+            self.public_batch, client.rng("public order"), epochs=self.public_epochs
+        )
+        # Some weights only shift all logits alike, which the loss does not feel: with the usual eps
+        # of 1e-8 Adam would make whole steps of their rounding errors.
+        optimizer = Adam(self.public_lr, eps=1e-5)
+        return await minimize(
+            self.collaboration, client.model, start, batches, optimizer, consensus=consensus
+        )
+
+    def collaboration(
+        self, model: Model, weights: Weights, batch: Batch, consensus: Tensor
+    ) -> Tensor:
+        """Cross-correlation with the consensus on a public batch; the head's bias rests."""
+        resting = {**weights, "head.bias": weights["head.bias"].detach()}
+        logits, teacher = model(resting, batch.x), consensus[batch.y]
+        return cross_correlation(logits, teacher, off_diagonal=self.off_diagonal)
+
+    def objective(
+        self, model: Model, weights: Weights, batch: Batch, inter: Weights, intra: Weights
+    ) -> Tensor:
+        """Cross-entropy, and what the two teachers say of the own examples."""
+        logits, still = model(weights, batch.x), model.evaluating
+        loss = cross_entropy(logits, batch.y)
+        for weight, teacher in ((self.inter_weight, inter), (self.intra_weight, intra)):
+            if weight:
+                loss = loss + weight * divergence(logits, still(teacher, batch.x))
+        return loss
+
+    def task(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+        """The loss before the first round."""
+        return cross_entropy(model(weights, batch.x), batch.y)
