@@ -7,7 +7,7 @@ import torch
 
 from fedstill.core import algebra
 from fedstill.core.seeds import generator
-from fedstill.parts.anchors import over_holders, passes, spread
+from fedstill.parts.anchors import over_holders, spread, stream
 
 
 def test_a_set_is_laid_out_over_all_classes() -> None:
@@ -27,7 +27,7 @@ def test_sums_or_means_of_sets_give_the_mean_over_holders(scale: float) -> None:
 
 
 def test_batches_are_cut_from_one_order_after_another() -> None:
-    found = passes(5, 2, 5, generator(0))
+    found = stream(5, 2, 5, generator(0))
     assert found.shape == (5, 2)
     assert sorted(found.flatten()[:5].tolist()) == sorted(found.flatten()[5:].tolist())
     assert sorted(found.flatten()[:5].tolist()) == [0, 1, 2, 3, 4]
@@ -35,4 +35,4 @@ def test_batches_are_cut_from_one_order_after_another() -> None:
 
 @pytest.mark.parametrize(("count", "size", "steps"), [(0, 0, 3), (4, 4, 2), (3, 2, 0)])
 def test_no_things_or_no_steps_are_no_trouble(count: int, size: int, steps: int) -> None:
-    assert passes(count, size, steps, generator(0)).shape == (steps, size)
+    assert stream(count, size, steps, generator(0)).shape == (steps, size)

@@ -37,7 +37,7 @@ from fedstill.core import (
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Share
 from fedstill.parts import augment, gossip, pixels
-from fedstill.parts.anchors import over_holders, passes, spread
+from fedstill.parts.anchors import over_holders, spread, stream
 from fedstill.parts.losses import hinton, supervised_contrastive
 from fedstill.parts.synthesis import (
     Matching,
@@ -257,7 +257,7 @@ class DeSA(Method):
         plan = (client.data + anchors).batches(self.batch_size, order, epochs=self.epochs)
         size = min(self.batch_size, len(anchors))
         distil, lean = (
-            passes(len(anchors), size, len(plan), client.rng(purpose)).to(client.device)
+            stream(len(anchors), size, len(plan), client.rng(purpose)).to(client.device)
             for purpose in ("distil", "lean")
         )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Never
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     Adam,
@@ -32,7 +32,7 @@ from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.generators import FeatureGenerator
 from fedstill.parts.heads import feature_width, projected
-from fedstill.parts.losses import diversity
+from fedstill.parts.losses import divergence, diversity
 
 
 class Global(fedavg.Global):
@@ -161,10 +161,10 @@ class FedGen(FedAvg):
         logits = model(weights, x)
         free = model.head(weights, maker(generator, *batch.free))
         with torch.no_grad():
-            aim = log_softmax(model.head(weights, maker(generator, batch.noise, y)), 1)
+            aim = model.head(weights, maker(generator, batch.noise, y))
         told = cross_entropy(free, batch.free.labels) * self.free_batch / self.batch_size
         # A mean over rows and classes, as in the released code: 1/classes of the usual divergence.
-        apart = (aim.exp() * (aim - log_softmax(logits, 1))).mean()
+        apart = divergence(logits, aim) / logits.shape[1]
         terms = self.alpha * told + self.beta * apart
         return cross_entropy(logits, y) + batch.strength * terms
 

@@ -27,7 +27,7 @@ def over_holders(sums: Weights, least: float) -> tuple[Tensor, Tensor]:
     return sums["images"][classes] / held, classes
 
 
-def passes(count: int, size: int, steps: int, rng: Generator) -> Tensor:
+def stream(count: int, size: int, steps: int, rng: Generator) -> Tensor:
     """[step, place], batches cut from one fresh order of `count` things after another."""
     orders = -(-steps * size // count) if count else 0
     cut = [torch.randperm(count, generator=rng) for _ in range(orders)]

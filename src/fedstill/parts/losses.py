@@ -107,19 +107,23 @@ def hinton(
     The mean over rows of each row's weighted value. `elements` divides the KL by the number of
     classes too, as the framework's default does: with ten classes it counts a tenth.
     """
-    target = F.softmax(teacher.detach() / temperature, 1)
-    log_target = F.log_softmax(teacher.detach() / temperature, 1)
-    gaps = target * (log_target - F.log_softmax(student / temperature, 1))
-    soft = gaps.mean(1) if reduction == "elements" else gaps.sum(1)  # [row, class] -> [row]
+    soft = divergences(student / temperature, teacher.detach() / temperature)  # [row]
+    if reduction == "elements":
+        soft = soft / student.shape[1]
     hard = F.cross_entropy(student, labels, reduction="none")
     per_row = (1 - soft_share) * hard + soft_share * temperature**2 * soft
     return (per_row if weight is None else weight * per_row).mean()
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(softmax(teacher) ‖ softmax(student)) of logits: summed over classes, mean over rows."""
+    """KL(softmax(teacher) ‖ softmax(student)) of logits, mean over rows."""
+    return divergences(student, teacher).mean()
+
+
+def divergences(student: Tensor, teacher: Tensor) -> Tensor:
+    """[row], KL(softmax(teacher) ‖ softmax(student)) of logits, summed over classes."""
     log_p, log_q = F.log_softmax(teacher, 1), F.log_softmax(student, 1)
-    return (log_p.exp() * (log_p - log_q)).sum(1).mean()  # [row, class] -> scalar
+    return (log_p.exp() * (log_p - log_q)).sum(1)  # [row, class] -> [row]
 
 
 def standardised(logits: Tensor, *, eps: float = 1e-5) -> Tensor:
