@@ -41,7 +41,7 @@ from fedstill.engines import recorded
 from fedstill.engines.batched import Batched, _shared_or_stacked
 from fedstill.engines.engine import Outcome, Party
 from fedstill.engines.in_process import InProcess
-from fedstill.engines.recorded import Recorder, Replay, Unrecordable
+from fedstill.engines.recorded import CudaGraphs, Recorder, Replay, Unrecordable
 from fedstill.models import MLP
 from worlds import CLASSES, World, examples, pictures, vectors
 
@@ -521,7 +521,8 @@ class Replayed(InProcess):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.recorder = Recorder(tried_once if self.device.type == "cpu" else None, keep=2)
+        on_cpu = self.device.type == "cpu"
+        self.recorder = Recorder(tried_once if on_cpu else CudaGraphs(self.device), keep=2)
 
 
 def tried_once(step: Callable[[], None]) -> Replay:

@@ -15,7 +15,7 @@ from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Inbox, Node, Store
 from fedstill.core.records import NodeId, State
 from fedstill.engines.engine import Absences, Everybody, Outcome, autograd_gradient
-from fedstill.engines.recorded import Recorder
+from fedstill.engines.recorded import CudaGraphs, Recorder
 
 
 class InProcess:
@@ -41,7 +41,8 @@ class InProcess:
         self.device = torch.device(device)
         self.absences = absences
         self.store = store
-        self.recorder = Recorder() if record and self.device.type == "cuda" else None
+        graphs = record and self.device.type == "cuda"
+        self.recorder = Recorder(CudaGraphs(self.device)) if graphs else None
         self.graph = graph
         self._states: dict[NodeId, State | None] = {}
 

@@ -33,8 +33,8 @@ class Unrecordable(Exception):
 class Recorder:
     """Runs loops by replaying their steps; keeps what it recorded of the latest kinds of loop."""
 
-    def __init__(self, record: Record | None = None, keep: int = 32):
-        self.record = record or CudaGraphs()
+    def __init__(self, record: Record, keep: int = 32):
+        self.record = record
         self.keep = keep
         self.known: OrderedDict[Any, _Recording] = OrderedDict()
         self.refused: set[Descent] = set()
@@ -124,11 +124,16 @@ def _copy(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 class CudaGraphs:
     """Records steps as CUDA graphs that share their memory, since one is replayed at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device):
+        self.device = device
         self.memory: Any = None
         self.stream: Any = None
 
     def __call__(self, step: Callable[[], None]) -> Replay:
+        with torch.cuda.device(self.device):
+            return self._recorded(step)
+
+    def _recorded(self, step: Callable[[], None]) -> Replay:
         if self.stream is None:
             self.memory, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream.wait_stream(torch.cuda.current_stream())

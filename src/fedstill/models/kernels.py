@@ -20,9 +20,10 @@ EPS = 1e-5
 
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """avg_pool2d(relu(instance_norm(maps) * scale + shift), 2) for [image, channel, y, x]."""
-    if torch.is_grad_enabled():
-        return _Block.apply(maps, scale, shift)  # type: ignore[no-untyped-call,no-any-return]
-    return _forward(maps.contiguous(), scale, shift)[0]
+    with torch.cuda.device(maps.device):
+        if torch.is_grad_enabled():
+            return _Block.apply(maps, scale, shift)  # type: ignore[no-untyped-call,no-any-return]
+        return _forward(maps.contiguous(), scale, shift)[0]
 
 
 class _Block(torch.autograd.Function):
