@@ -18,12 +18,13 @@ from fedstill.engines.batched import Batched
 from fedstill.engines.in_process import InProcess
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.federation.topology import RandomRegular, Ring, Star
-from fedstill.methods.desa import MEAN, Anchors, DeSA, Draw, Opinions, teachers
+from fedstill.methods.desa import COMMON, MEAN, Anchors, DeSA, Draw, Opinions, teachers
 from fedstill.methods.local import Local
 from fedstill.models.alexnet import AlexNet
 from fedstill.models.convnet import ConvNet
 from fedstill.models.mlp import MLP
 from fedstill.parts import pixels
+from fedstill.parts.generators import StyleGenerator, untrained_set
 from fedstill.parts.losses import hinton, supervised_contrastive
 from small_recipes import fedstill
 from worlds import World, as_bytes, examples, pictures, played
@@ -522,6 +523,62 @@ def test_peers_teach_on_the_sets_that_both_know() -> None:
     assert not teacher[own : own + theirs].any()
 
 
+# A generator
+
+
+def imagining(**changes: Any) -> DeSA:
+    return desa(anchors="generator", generator_width=4, **changes)
+
+
+def test_anchors_of_a_generator_are_the_same_for_all_and_nothing_travels_before_the_logits() -> (
+    None
+):
+    world = pictures()
+    engine, log = played(imagining(), world, 2)
+    seed = InProcess(imagining(), world).node("c1", 0, "imagine").draw("anchors", shared=True)
+    made = untrained_set(StyleGenerator(SHAPE, 3, width=4), seed, 2).images
+    for state in engine.states.values():
+        assert torch.equal(state.sets[COMMON], made)
+        assert state.classes[COMMON].tolist() == [0, 1, 2]  # c0 holds two of them
+    assert {(row.field, row.floats) for row in log.messages} == {("logits", 3 * 2 * 3)}
+    assert {row.round for row in log.messages} == {1, 2}
+
+
+def test_anchors_of_a_generator_say_nothing_of_the_data() -> None:
+    one, _ = played(imagining(), pictures(), 1)
+    other, _ = played(imagining(), crowd(3), 1)
+    assert torch.equal(one.states["c0"].sets[COMMON], other.states["c0"].sets[COMMON])
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_only_the_anchors_differ_with_a_generator(engine: Any) -> None:
+    method = imagining(reg_weight=0.0, kd_weight=0.0)
+    ours, _ = played(method, pictures(), 2, engine=engine)
+    theirs, _ = played(Local(**TRAINING), learning_from_anchors_too(pictures(), ours), 2, engine)
+    taught, _ = played(imagining(), pictures(), 2, engine=engine)
+    for name in ours.states:
+        assert same(ours.states[name].weights, theirs.states[name].weights)
+        assert not same(ours.states[name].weights, taught.states[name].weights)
+
+
+def test_on_a_ring_a_generator_needs_no_mixing() -> None:
+    world, ear = crowd(4), Ear()
+    hearing = Ring().graph(world.clients, 0)
+    engine, _ = played(imagining(), world, 1, hearing=hearing, channels=[ear])
+    said = ear.opinions(1)
+    inbox = Inbox({name: said[name] for name in ("c1", "c3")})
+    teacher, heard = teachers(engine.node("c0", 1, "learn"), inbox)
+    expected = (said["c1"].logits[COMMON] + said["c3"].logits[COMMON]) / 2
+    assert torch.allclose(teacher, expected, atol=1e-6) and bool((heard == 1).all())
+
+
+def test_a_generator_shows_in_the_ledger_that_no_image_is_sent() -> None:
+    said = fedstill("show", "desa", "anchors=generator", "--format", "json")
+    found = json.loads(said.out)
+    assert [message["name"] for message in found["messages"]] == ["Opinions"]
+    assert found["floats_per_round"] == {"up": 0, "down": 0, "peer": 5_000}
+
+
 # Streams
 
 
@@ -570,6 +627,13 @@ def test_logits_are_gathered_with_the_anchors_they_belong_to() -> None:
         ({"combination": "union", "mix": "fastmix"}, "union sets are mixed by once or flood"),
         ({"combination": "neighbour", "mix": "flood"}, "neighbour sets are mixed by once"),
         ({"augmentation": "flop"}, "did you mean 'flip'"),
+        ({"anchors": "generater"}, "did you mean 'generator'"),
+        ({"anchors": "generator", "mix": "fastmix"}, "mix = 'fastmix': anchors of a generator"),
+        (
+            {"anchors": "generator", "anchor_space": "pixel"},
+            "anchor_space = 'pixel': anchors of a generator are the same for all",
+        ),
+        ({"anchors": "generator", "quantize_anchors": True}, "no set is shared; leave it out"),
     ],
 )
 def test_bad_values_are_refused_by_name(values: dict[str, Any], words: str) -> None:

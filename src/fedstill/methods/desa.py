@@ -38,6 +38,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Share
 from fedstill.parts import augment, gossip, pixels
 from fedstill.parts.anchors import over_holders, spread, stream
+from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
 from fedstill.parts.losses import hinton, supervised_contrastive
 from fedstill.parts.synthesis import (
     Matching,
@@ -48,9 +49,11 @@ from fedstill.parts.synthesis import (
 )
 
 MEAN = "mean of all"  # the name of the one set where sets are averaged
+COMMON = "of one seed"  # the same where a generator makes it
 CHUNK = 512  # anchors looked at together
 WAYS = {"average": ("once", "fastmix", "gossip"), "union": ("once", "flood"),
         "neighbour": ("once",)}  # fmt: skip
+SHARING = ("combination", "mix", "anchor_space", "quantize_anchors")  # values of how sets travel
 
 
 class Own(State):
@@ -109,6 +112,7 @@ class DeSA(Method):
         "plain_kl": {"temperature": 1.0, "soft_share": 1.0, "kd_mean": "rows"},  # as printed
     }
 
+    anchors: Literal["synthesised", "generator"] = "synthesised"  # or VHL's, of nobody's data
     per_class: Count = 50
     steps: Count = 1000
     pixel_lr: Positive = 1.0
@@ -116,6 +120,8 @@ class DeSA(Method):
     real_batch: Count = 256
     augmentation: str = augment.DEFAULT
     synthesis_width: Count = 128  # of the random ConvNets
+    generator: Untrained = "style"
+    generator_width: Count = 32
     combination: Literal["average", "union", "neighbour"] = "average"
     mix: Literal["once", "fastmix", "gossip", "flood"] = "once"  # how sets reach all
     mix_steps: Count = 20  # exchanges, unless once
@@ -134,12 +140,17 @@ class DeSA(Method):
     def faults(self) -> Sequence[str]:
         ways = WAYS.get(self.combination, (self.mix,))
         wrong = f"mix = {self.mix!r}: {self.combination} sets are mixed by {' or '.join(ways)}"
+        idle = [name for name in SHARING if getattr(self, name) != getattr(DeSA, name)]
         return [
             *([] if self.mix in ways else [wrong]),
             *strategy_faults("augmentation", self.augmentation),
-        ]
+            *(f"{name} = {getattr(self, name)!r}: anchors of a generator are the same for all, so "
+              "no set is shared; leave it out" for name in idle if self.anchors == "generator"),
+        ]  # fmt: skip
 
     def before(self) -> Sequence[Step]:
+        if self.anchors == "generator":
+            return [self.imagine]
         again = self.mix_steps - 1
         if self.mix in ("fastmix", "gossip"):
             return [self.synthesize, self.begin, *[self.blend] * again, self.settle]
@@ -167,6 +178,17 @@ class DeSA(Method):
                             self.augmentation)  # fmt: skip
         network = convnet_for(client.model, self.synthesis_width)
         return await warmed_up(client, matching, "noise", self.per_class, network)
+
+    @at_clients
+    def imagine(self, client: Node[Own], inbox: Inbox[Never]) -> None:
+        """Make the one set that everybody makes alike: the generator's seed is common knowledge."""
+        kind, model = UNTRAINED[self.generator], client.model
+        generator = kind(model.shape, model.classes, width=self.generator_width)
+        seed = client.draw("anchors", shared=True)
+        made = untrained_set(generator, seed, self.per_class, client.device)
+        client.state = client.state.replace(
+            sets={COMMON: made.images}, classes={COMMON: made.classes}
+        )
 
     @at_clients
     def share(self, client: Node[Own], inbox: Inbox[Never]) -> Anchors:
