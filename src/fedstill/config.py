@@ -35,7 +35,8 @@ Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
 QUICK = "quick"  # changes for a small variant; see quickened
-BASE_FIELDS = {"shape", "classes", "training", "device", "notes"}  # of Model, not options
+# Of Model and Scalable, not options of a network.
+BASE_FIELDS = {"shape", "classes", "training", "device", "notes", "rate", "scaler"}
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,12 @@ def _step(
             "floats": sum(row.floats for row in rows) // times,
             "bytes": sum(row.bytes for row in rows) // times,
             "fields": {
-                row.field: {"type": hints[row.field], "floats": row.floats, "bytes": row.bytes}
-                for row in rows
+                field: {
+                    "type": hints[field],
+                    "floats": sum(row.floats for row in rows if row.field == field) // times,
+                    "bytes": sum(row.bytes for row in rows if row.field == field) // times,
+                }
+                for field in dict.fromkeys(row.field for row in rows)
             },
         }
     return {

@@ -22,6 +22,7 @@ from fedstill.parts import synthesis
 from fedstill.toml import toml_text
 from small_recipes import (
     CLIENTS,
+    CONVNET,
     FEDDM,
     contents,
     fedstill,
@@ -203,6 +204,25 @@ def test_mixed_networks_are_refused_by_a_method_with_one_server_model(recipe, ta
     said = fedstill("run", recipe, "models.clients.east.hidden=[9]", "method.name=local",
                     "--out", target)  # fmt: skip
     assert said.code == 0
+
+
+@pytest.mark.parametrize(
+    ("budgets", "network", "says"),
+    [
+        ([1, 0.5], {}, "HeteroFL: budgets are 2 for 3 clients; give one for each of east, north,"),
+        ([1, 0, 1], {}, "method: budgets = [1, 0, 1]: each must be in (0, 1]"),
+        ([1, 1, 1e-9], {}, "HeteroFL: west: convnet: rate = 1e-09 leaves block0, block1 without u"),
+        ([1, 1, 1], {"name": "alexnet", "width": 4}, "HeteroFL: alexnet cannot be narrowed; use "),
+        ([1, 1, 0.5], {**CONVNET, "norm": "group"}, "west: convnet: norm = 'group' has four group"),
+    ],
+)
+def test_a_budget_that_a_network_cannot_meet_is_refused(tmp_path, target, budgets, network, says):
+    made = {**tables(tmp_path), "models": network or CONVNET}
+    made["method"] = {"name": "heterofl", "budgets": budgets}
+    recipe = tmp_path / "budgets.toml"
+    recipe.write_text(toml_text(made))
+    expect_refusal("run", recipe, "--out", target, says=says)
+    assert not target.exists()
 
 
 def test_a_network_for_a_client_that_does_not_exist_is_refused(recipe, target):

@@ -43,6 +43,7 @@ SMALL = {
     "distil_lr": 0.01,
     "pretrain_epochs": 5,
     "public_batch": 10,
+    "rho": 2,  # budgets 1, 1/2, 1/4 for three clients
     "public_lr": 1e-4,  # more lets engines part: rounding errors move weights that do not matter
 }
 

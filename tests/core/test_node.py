@@ -69,11 +69,13 @@ def test_a_server_without_data_has_empty_data_and_hears_of_no_models() -> None:
     assert server.models == {}
 
 
-def test_numbers_and_spendings_are_kept_until_the_step_ends() -> None:
+def test_numbers_spendings_and_rejections_are_kept_until_the_step_ends() -> None:
     one = node()
     one.log(loss=1.0, steps=3)
     one.log(loss=2.0)
     one.spend("noise")
+    one.reject("c7", "sent nonsense")
+    assert one.rejected == {"c7": "sent nonsense"}
     assert one.numbers == {"loss": 2.0, "steps": 3}
     assert one.spent == ["noise"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, Step, at_clients
+from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.data.sites import Collection, Examples, Site
 from fedstill.engines.engine import Party
 from fedstill.engines.in_process import InProcess
@@ -55,6 +55,15 @@ class Central(Stubborn):
     """The same, but the server's model counts; it says 0."""
 
     scored: ClassVar[Place] = Place.SERVER
+
+
+@dataclass(frozen=True)
+class Both(Central):
+    """The server's model counts, and clients' models beside it."""
+
+    @property
+    def scores_own(self) -> bool:
+        return True
 
 
 calls: list[tuple[str, int]] = []
@@ -112,6 +121,18 @@ def test_a_server_is_scored_on_every_test_set_and_averaged_without_weights():
         assert found == {"a": 3 / 4, "b": 2 / 4, "c": 1 / 4, "d": 1}
         assert {row.node for row in rows.metrics} == {SERVER}
         assert summarise(rows)["average_accuracy"] == pytest.approx((3 + 2 + 1 + 4) / 16)
+
+
+def test_clients_can_be_scored_beside_the_server_each_on_its_own_test_set():
+    engine = InProcess(Both(), world())
+    engine.restore({"a": State(), "b": None, "c": State()})
+    rows = Rows(list(evaluate(experiment(Both(), world()), engine, 1)), [], [])
+    found = {(row.node, row.target) for row in rows.metrics}
+    assert found == {(SERVER, t) for t in "abc"} | {("a", "a"), ("c", "c")}
+    summary = summarise(rows)
+    assert summary["average_accuracy"] == pytest.approx((3 + 2 + 1) / 12)
+    assert summary["averaged_local_accuracy"] == pytest.approx((3 + 1) / 8)
+    assert summary["averaged_global_accuracy"] is None
 
 
 def test_loss_is_the_mean_cross_entropy():

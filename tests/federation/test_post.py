@@ -221,6 +221,19 @@ def test_a_message_that_is_not_finite_can_be_left_out():
     assert (note.kind, note.node, note.round) == ("left out", "b", 1)
 
 
+def test_a_message_that_a_step_cannot_use_stops_the_run_or_is_left_out():
+    with pytest.raises(BadMessage) as error:
+        Posted().post.leave_out(3, METHOD.collect, "b", "sent nonsense")
+    assert str(error.value) == (
+        "b sent nonsense (Talk.collect, round 3). Set federation.bad_messages = "
+        '"leave_out" to go on without such messages'
+    )
+    posted = Posted(options={"bad_messages": "leave_out"})
+    posted.post.leave_out(3, METHOD.collect, "b", "sent nonsense")
+    (note,) = posted.log.notes
+    assert (note.kind, note.node, note.round) == ("left out", "b", 3)
+
+
 def test_a_server_that_is_not_finite_stops_the_run_in_any_case():
     posted = Posted(options={"bad_messages": "leave_out"})
     with pytest.raises(BadMessage, match="server sent Word with NaN"):

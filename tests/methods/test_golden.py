@@ -36,6 +36,9 @@ OWN: dict[str, dict[str, Any]] = {
     "desa": {"synthesis_width": 4, "reg_weight": 0.1},
     "feddf": {"distil_batch": 10, "distil_lr": 0.01},
     "fccl": {"lr": 0.01, "public_batch": 10},
+    "heterofl": {"rho": 3, "masked": True},  # budgets 1, 1/2, 1/4, 1/8
+    "feddropout": {"rho": 3},
+    "fedrolex": {"rho": 3},
 }
 
 

@@ -15,8 +15,10 @@ from fedstill.core.model import Model
 from fedstill.core.seeds import generator
 from fedstill.models import MODELS
 from fedstill.models.alexnet import AlexNet
+from fedstill.models.conv4 import Conv4
 from fedstill.models.convnet import ConvNet
 from fedstill.models.mlp import MLP
+from fedstill.models.preresnet import PreResNet18
 from fedstill.models.resnet import ResNet18
 
 TABLE = [  # BB-1: network, features, floats
@@ -40,6 +42,10 @@ SMALL: list[Model] = [
     ConvNet((2, 8, 8), 3, depth=2, width=8, norm="group", activation="swish", pooling="max"),
     ConvNet((2, 16, 16), 3, depth=4, width=4, norm="none", activation="sigmoid"),
     ConvNet((2, 8, 8), 3, depth=2, width=4, pooling="none"),
+    ConvNet((2, 8, 8), 3, depth=2, width=4, norm="static"),
+    Conv4((2, 8, 8), 3, widths=(4, 4, 6, 8)),
+    PreResNet18((2, 16, 16), 3, widths=(4, 4, 6, 8)),
+    PreResNet18((2, 16, 16), 3, widths=(4, 4, 6, 8), norm="layer"),
     AlexNet((2, 4, 4), 3),
     ResNet18((2, 16, 16), 3),
     ResNet18((2, 8, 8), 3, norm="batch"),

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedstill.core import ranges
 from fedstill.core.errors import BadValue, ProtocolError
+from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
-from fedstill.core.records import Message, State
+from fedstill.core.records import Message, NodeId, State
 
 Result = Message | Addressed[Any] | None
 Acting = Callable[[Any, Node[Any], Inbox[Any]], Result | Coroutine[Any, Any, Result]]
@@ -128,6 +129,15 @@ class Method:
     def faults(self) -> Sequence[str]:
         """What is wrong with the values together; a line each."""
         return ()
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        """What is wrong with the parties' networks for this method; a line each."""
+        return ()
+
+    @property
+    def scores_own(self) -> bool:
+        """Whether clients' models are scored beside the server's, each on its own test set."""
+        return False
 
     @property
     def sends_examples(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.seeds import generator
 
-Norm = Literal["instance", "batch", "layer", "group", "none"]
+Norm = Literal["instance", "batch", "static", "layer", "group", "none"]
 
 
 class Law(NamedTuple):
@@ -104,6 +104,10 @@ class Network:
         """The same network in training mode; new statistics are put into `notes`."""
         return replace(self, training=True, notes=notes)
 
+    def measuring(self, notes: Weights) -> Self:
+        """The same network in evaluation mode; static norm layers note a batch's statistics."""
+        return replace(self, training=False, notes=notes)
+
     def on(self, device: torch.device | str) -> Self:
         """The same network, its fresh weights made for a device."""
         return replace(self, device=device)
@@ -117,17 +121,23 @@ class Network:
 
     def describe(self) -> dict[str, Any]:
         """The name and the options that made this network, for recipes and logs."""
-        hidden = {"training", "device", "notes"}
+        hidden = {"training", "device", "notes", "rate", "scaler"}
         named = {k: v for k, v in vars(self).items() if k not in hidden and not k.startswith("_")}
         return {"name": type(self).__name__.lower(), **named}
 
     def normalise(self, weights: Weights, name: str, x: Tensor, norm: Norm) -> Tensor:
-        """One norm layer. Instance norm is a group per channel; `group` has four groups."""
+        """One norm layer. Instance norm is a group per channel; `group` has four groups.
+
+        `static` is batch norm that keeps no statistics: it goes by the batch, but for evaluation
+        with weights that hold re-estimated ones.
+        """
         if norm == "none":
             return x
         weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
         if norm == "batch":
             return self._batch_norm(weights, name, x)
+        if norm == "static":
+            return self._static_norm(weights, name, x)
         if norm == "layer":
             return F.layer_norm(x, x.shape[1:], weight, bias)
         groups = x.shape[1] if norm == "instance" else 4
@@ -139,14 +149,26 @@ class Network:
         if not self.training:
             return F.batch_norm(x, mean, var, weight, bias, training=False)
         if self.notes is not None:
-            over = [0, *range(2, x.dim())]
-            seen = x.detach()
             momentum = 0.1
-            new_mean = seen.mean(over)
-            new_var = seen.var(over, unbiased=True)
+            new_mean, new_var = _moments(x)
             self.notes[f"{name}.running_mean"] = (1 - momentum) * mean + momentum * new_mean
             self.notes[f"{name}.running_var"] = (1 - momentum) * var + momentum * new_var
         return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    def _static_norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        mean, var = f"{name}.running_mean", f"{name}.running_var"
+        if self.notes is not None and not self.training:
+            self.notes[mean], self.notes[var] = _moments(x)
+        elif mean in weights and not self.training:
+            return F.batch_norm(x, weights[mean], weights[var], weight, bias, training=False)
+        return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the unbiased variance of each channel."""
+    over, seen = [0, *range(2, x.dim())], x.detach()
+    return seen.mean(over), seen.var(over, unbiased=True)
 
 
 @dataclass(frozen=True)

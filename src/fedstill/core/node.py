@@ -90,6 +90,7 @@ class Node(Generic[S]):
         self.store = store
         self.numbers: dict[str, float | Tensor] = {}
         self.spent: list[Any] = []
+        self.rejected: dict[NodeId, str] = {}
         self._seed = seed
         self._step = step
 
@@ -109,6 +110,10 @@ class Node(Generic[S]):
     def log(self, **numbers: float | Tensor) -> None:
         """Numbers for the logbook; a tensor of one element is moved to the host after the step."""
         self.numbers.update(numbers)
+
+    def reject(self, sender: NodeId, why: str) -> None:
+        """A message that this step cannot use and goes on without; the run stops or notes it."""
+        self.rejected[sender] = why
 
     def spend(self, use: Any) -> None:
         """A use of private data, for the privacy ledger."""

@@ -24,6 +24,7 @@ class Outcome:
     message: Message | Addressed[Any] | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
     spent: Sequence[Any] = ()
+    rejected: Mapping[NodeId, str] = field(default_factory=dict)  # senders it went on without
     absent: str | None = None  # why the node did not act
 
 

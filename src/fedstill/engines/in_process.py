@@ -132,4 +132,4 @@ class InProcess:
         """Keep the memory of a step that succeeded; move its numbers to the host."""
         self._states[node.id] = node.state
         numbers = {name: float(number) for name, number in node.numbers.items()}
-        return Outcome(message, numbers, tuple(node.spent))
+        return Outcome(message, numbers, tuple(node.spent), dict(node.rejected))

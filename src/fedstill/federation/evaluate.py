@@ -28,7 +28,7 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
     method = experiment.method
     for holder in holders(method, engine, people.clients):
         node = engine.node(holder, round, "evaluate")
-        own_only = experiment.scores == "own" and holder != SERVER
+        own_only = holder != SERVER and (experiment.scores == "own" or method.scores_own)
         targets = [holder] if own_only else people.clients
         known: dict[int, tuple[float, float]] = {}
         for target in targets:
@@ -43,8 +43,11 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
 
 
 def holders(method: Method, engine: Engine, clients: Sequence[NodeId]) -> Sequence[NodeId]:
-    """Whose models are scored: the server's, or those of the clients that have acted."""
-    return [SERVER] if method.scored is Place.SERVER else [c for c in clients if c in engine.states]
+    """Whose models are scored: the server's, or those of the clients that have acted, or both."""
+    if method.scored is Place.CLIENTS:
+        return [c for c in clients if c in engine.states]
+    kept = engine.states if method.scores_own else {}
+    return [SERVER, *(c for c in clients if kept.get(c) is not None)]
 
 
 @torch.no_grad()

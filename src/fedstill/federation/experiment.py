@@ -9,6 +9,7 @@ from typing import Literal
 
 from fedstill.core.errors import BadValue
 from fedstill.core.method import Method, Place
+from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Everybody
 from fedstill.federation.post import BadMessages, Channel, Hearing
@@ -36,6 +37,9 @@ class Experiment:
                 f"{type(self.method).__name__} needs public data, but the population has none; "
                 "give it some, in a recipe by a table [data.public]"
             )
+        wrong = self.method.unfit(self.population.party(SERVER).model, self.population.models)
+        if wrong:
+            raise BadValue([f"{type(self.method).__name__}: {line}" for line in wrong])
 
     def awake(self, round: int) -> Sequence[NodeId]:
         """The clients that take part in a round."""

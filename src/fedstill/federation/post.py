@@ -109,13 +109,20 @@ class Post:
         )
         if sender == SERVER:  # without it nobody can go on
             raise BadMessage(f"{text}. Lower the learning rate")
+        self._leave_out(round, sender, text, "Lower the learning rate, or set")
+        return None
+
+    def leave_out(self, round: int, step: Step, sender: NodeId, why: str) -> None:
+        """A message that a step could not use: as the run says, it stops or goes on without it."""
+        self._leave_out(round, sender, f"{sender} {why} ({step.title}, round {round})", "Set")
+
+    def _leave_out(self, round: int, sender: NodeId, text: str, advice: str) -> None:
         if self.bad_messages == "stop":
             raise BadMessage(
-                f"{text}. Lower the learning rate, or set federation.bad_messages = "
-                '"leave_out" to go on without such messages'
+                f'{text}. {advice} federation.bad_messages = "leave_out" to go on without such '
+                "messages"
             )
         self.logbook.write(Note(round, "left out", sender, text))
-        return None
 
     def _count(
         self,

@@ -107,7 +107,8 @@ class _Player:
         found = list(evaluate(self.experiment, self.engine, round))
         for number in found:
             self.logbook.write(number)
-        values = [number.value for number in found if number.name == "accuracy"]
+        scores = [number for number in found if number.name == "accuracy"]
+        values = [n.value for n in scores if n.node == SERVER] or [n.value for n in scores]
         return sum(values) / len(values) if values else None
 
     def _nobody_heard(self, step: Step, mail: Mapping[NodeId, Any], round: int) -> bool:
@@ -124,6 +125,8 @@ class _Player:
                 self.logbook.write(Note(round, "absent", node, f"{step.name}: {outcome.absent}"))
             for name, value in outcome.numbers.items():
                 self.logbook.write(Number(round, step.name, node, name, "", value))
+            for sender, why in outcome.rejected.items():
+                self.post.leave_out(round, step, sender, why)
             for use in outcome.spent:
                 self.logbook.write(Note(round, "privacy", node, str(use)))
 

@@ -10,6 +10,7 @@ from fedstill.methods.fccl import FCCL
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddf import FedDF
 from fedstill.methods.feddm import FedDM
+from fedstill.methods.feddropout import FedDropout
 from fedstill.methods.feddualmatch import FedDualMatch
 from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fedhe import FedHe
@@ -17,6 +18,8 @@ from fedstill.methods.fedlgd import FedLGD
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedprox import FedProx
+from fedstill.methods.fedrolex import FedRolex
+from fedstill.methods.heterofl import HeteroFL
 from fedstill.methods.local import Local
 from fedstill.methods.moon import Moon
 from fedstill.methods.scaffold import Scaffold
@@ -41,4 +44,7 @@ METHODS: dict[str, type[Method]] = {
     "desa": DeSA,
     "feddf": FedDF,
     "fccl": FCCL,
+    "heterofl": HeteroFL,
+    "feddropout": FedDropout,
+    "fedrolex": FedRolex,
 }

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Laws, Model, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
+from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
 Activation = Literal["relu", "leaky_relu", "sigmoid", "swish"]
 Pooling = Literal["avg", "max", "none"]
@@ -29,7 +30,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class ConvNet(Model):
+class ConvNet(Scalable):
     """`depth` blocks of convolution, norm, activation and pooling, and a linear head.
 
     A grey 28x28 input is padded to 32x32 by the first convolution, as in the papers' code.
@@ -57,16 +58,29 @@ class ConvNet(Model):
             found.append((height, width))
         return found
 
+    def streams(self) -> dict[str, int]:
+        return {f"block{block}": self.width for block in range(self.depth)}
+
+    def wiring(self) -> Wiring:
+        names = [IMAGE, *self.streams()]
+        wiring: Wiring = {"head": (CLASSES, names[-1])}
+        for block in range(self.depth):
+            wiring[f"conv{block}"] = (names[block + 1], names[block])
+            wiring[f"norm{block}"] = (names[block + 1],)
+        return wiring
+
     def laws(self) -> Laws:
         laws: Laws = {}
+        kept = self.units(self.width)
+        check_groups("convnet", self.norm, [self.width], [kept])
         channels, grow = self.shape[0], 2 * (self._first_padding() - 1)
         side = (self.shape[1] + grow, self.shape[2] + grow)
         sides = self.sides()
         for block in range(self.depth):
-            laws |= conv_laws(f"conv{block}", channels, self.width, 3)
-            laws |= norm_laws(f"norm{block}", self.width, self.norm, (self.width, *side))
-            channels, side = self.width, sides[block]
-        return laws | linear_laws("head", self.width * side[0] * side[1], self.classes)
+            laws |= conv_laws(f"conv{block}", channels, kept, 3)
+            laws |= norm_laws(f"norm{block}", kept, self.norm, (kept, *side))
+            channels, side = kept, sides[block]
+        return laws | linear_laws("head", kept * side[0] * side[1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
@@ -74,7 +88,7 @@ class ConvNet(Model):
             padding = self._first_padding() if block == 0 else 1
             # An instance norm takes any constant of a map away again; leaving it out is exact.
             bias = None if self.norm == "instance" else weights[f"conv{block}.bias"]
-            x = F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=padding)
+            x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=padding))
             x = self._pooled(weights, f"norm{block}", x)
             maps.append(x)
         return maps

@@ -1,0 +1,221 @@
+"""HeteroFL: weak clients train a narrow part of the network; the server averages over holders.
+
+Diao, Ding, Tarokh. HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients. ICLR 2021. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Never
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedstill.core import (
+    SERVER,
+    Addressed,
+    Batch,
+    Inbox,
+    Message,
+    Model,
+    Node,
+    NodeId,
+    State,
+    Step,
+    Weights,
+    at_clients,
+    at_server,
+    minimize,
+)
+from fedstill.core.ranges import Whole
+from fedstill.methods.fedavg import Down, FedAvg, Global, Up
+from fedstill.parts import statistics, submodels
+from fedstill.parts.submodels import CLASSES, Part, Scalable
+
+
+class Own(State):
+    """What a client remembers where its model is scored: the part it trained last."""
+
+    weights: Weights
+
+
+class Trained(Up):
+    """Where a client came to with its part."""
+
+    held: Tensor | None  # [class], one for each class it has examples of; only with masked logits
+
+
+class Measured(Message):
+    """What the norm layers of the whole network see at a client."""
+
+    statistics: Weights
+    examples: int
+
+
+@dataclass(frozen=True)
+class HeteroFL(FedAvg):
+    """FedAvg where client i trains the first share R_i of the units of every hidden layer.
+
+    R_i = (1/2)^min(σ, ⌊ρ·i/N⌋) for the i-th of N clients, unless `budgets` gives them in order.
+    """
+
+    presets: ClassVar = {
+        "paper": {
+            "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 5, "batch_size": 10,
+            "masked": True, "weighting": "uniform", "norm_statistics": "clients",
+        },
+    }  # fmt: skip
+
+    rho: Whole = 5
+    sigma: Whole = 4
+    budgets: tuple[float, ...] = ()
+    weighting: Literal["examples", "uniform", "width"] = "examples"  # type: ignore[assignment]
+    scaler: bool = True  # divide what a narrow layer makes by its rate, in training
+    masked: bool = False  # logits of classes that a client lacks are zero, their rows its own
+    norm_statistics: Literal["batch", "clients"] = "batch"  # by which static norms are evaluated
+    score_parts: bool = False  # clients keep their parts, scored on their own test sets
+
+    def faults(self) -> Sequence[str]:
+        wrong = [rate for rate in self.budgets if not _is_rate(rate)]
+        return [f"budgets = {list(self.budgets)}: each must be in (0, 1]"] if wrong else []
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        lines = submodels.unfit(server, models, self._budgets(len(models)))
+        if self.norm_statistics == "clients" and getattr(server, "norm", None) != "static":
+            lines.append('norm_statistics = "clients" is for networks with norm = "static"')
+        return lines
+
+    @property
+    def scores_own(self) -> bool:
+        return self.score_parts
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.broadcast, self.update, self.aggregate, *self.calibration()]
+
+    def calibration(self) -> Sequence[Step]:
+        """The steps that measure the statistics of static norm layers, or none."""
+        wanted = self.norm_statistics == "clients"
+        return [self.show, self.measure, self.calibrate] if wanted else []
+
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Addressed[Down]:
+        """Send each client its part; one message for all who hold the same."""
+        said: dict[float, Down] = {}
+        rates = self.rates(server.models)
+        for client, rate in rates.items():
+            if rate not in said:
+                said[rate] = Down(self.part(server, client))
+        return Addressed({client: said[rate] for client, rate in rates.items()})
+
+    @at_clients
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Trained:
+        """Train the part on local examples."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        if self.score_parts:
+            client.state = Own(weights)
+        return Trained(weights, len(client.data), self.held(client))
+
+    @at_server
+    def aggregate(self, server: Node[Global], inbox: Inbox[Trained]) -> None:
+        """For each entry take the mean over those who hold it; what nobody holds stays."""
+        parts = []
+        for client, up in inbox.items():
+            wrong = submodels.misfit(self.narrowed(server, client), up.weights)
+            if wrong:
+                server.reject(client, wrong)
+            else:
+                parts.append(self.placed(server, client, up))
+        weights = submodels.cover(self.whole(server), server.state.weights, parts)
+        server.state = server.state.replace(weights=weights)
+
+    @at_server
+    def show(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+        """Send the whole network, to be looked at."""
+        return Down(server.state.weights)
+
+    @at_clients
+    def measure(self, client: Node[Own], inbox: Inbox[Down]) -> Measured | None:
+        """Measure what the norm layers of the whole network see in local examples."""
+        if not len(client.data):
+            return None
+        weights = inbox.only().weights
+        found = statistics.measured(client.model, weights, client.data, self.batch_size)
+        return Measured(found, len(client.data))
+
+    @at_server
+    def calibrate(self, server: Node[Global], inbox: Inbox[Measured]) -> None:
+        """Join the clients' statistics; the network is evaluated with them until it changes."""
+        said = list(inbox.values())
+        found = statistics.pooled([m.statistics for m in said], [float(m.examples) for m in said])
+        server.state = server.state.replace(weights={**server.state.weights, **found})
+
+    async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
+        """A part after the local epochs, and the number of steps they took."""
+        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        model, held = self.narrowed(client, client.id), self.held(client)
+        weights = await minimize(
+            self.objective, model, start, batches, self.optimizer, start=start, held=held
+        )
+        return weights, len(batches)
+
+    def objective(  # type: ignore[override]
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, held: Tensor | None
+    ) -> Tensor:
+        """The local loss; the logits of classes that the client lacks are zero."""
+        logits = model(weights, batch.x)
+        return cross_entropy(logits if held is None else logits * held, batch.y)
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        model = node.model if node.id == SERVER else self.narrowed(node, node.id)
+        return model(node.state.weights, x)
+
+    def units(self, server: Node[Any], client: NodeId) -> submodels.Units:
+        """The units that a client holds in this round: the first ones."""
+        return submodels.first_units(self.narrowed(server, client))
+
+    def part(self, server: Node[Any], client: NodeId) -> Weights:
+        """What a client holds of the global weights in this round."""
+        units = self.units(server, client)
+        return submodels.extract(self.whole(server), server.state.weights, units)
+
+    def placed(self, server: Node[Any], client: NodeId, up: Trained) -> Part:
+        """A client's part with its place in the network; without rows of classes it lacks."""
+        model, weights, units = self.whole(server), up.weights, dict(self.units(server, client))
+        if up.held is not None:
+            rows = {CLASSES: torch.nonzero(up.held).flatten().cpu()}
+            weights, units = submodels.extract(model, weights, rows), {**units, **rows}
+        rate = self.rates(server.models)[client]
+        shares = {"examples": float(up.examples), "uniform": 1.0, "width": rate}
+        return Part(weights, units, shares[self.weighting])
+
+    def held(self, client: Node[Any]) -> Tensor | None:
+        """[class], one for each class that the client has examples of; None without masks."""
+        if not self.masked:
+            return None
+        return (client.data.counts(client.model.classes) > 0).float().to(client.device)
+
+    def rates(self, models: Mapping[NodeId, Model]) -> dict[NodeId, float]:
+        """Each client's share of the units."""
+        return dict(zip(models, self._budgets(len(models)), strict=True))
+
+    def narrowed(self, node: Node[Any], client: NodeId) -> Scalable:
+        """The network that a client trains."""
+        rate = self.rates(node.models)[client]
+        return self.whole(node).narrowed(rate, scaler=self.scaler)
+
+    def whole(self, node: Node[Any]) -> Scalable:
+        """The network of the server, which every node knows."""
+        assert isinstance(node.model, Scalable)  # see unfit
+        return node.model
+
+    def _budgets(self, clients: int) -> Sequence[float]:
+        halved = submodels.halved_rates(clients, rho=self.rho, sigma=self.sigma)
+        return self.budgets or halved
+
+
+def _is_rate(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value <= 1

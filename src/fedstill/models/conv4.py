@@ -1,0 +1,63 @@
+"""Conv4: four convolutions and the mean of the last map, the small network of the HeteroFL code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstill.core.errors import BadValue
+from fedstill.core.model import Law, Laws, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.records import Weights
+from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
+
+
+@dataclass(frozen=True)
+class Conv4(Scalable):
+    """Blocks of convolution, norm, ReLU and max-pooling; the last is pooled to its mean.
+
+    The biases of the head start at zero.
+    """
+
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    norm: Norm = "static"
+
+    def streams(self) -> dict[str, int]:
+        return {f"block{block}": width for block, width in enumerate(four("conv4", self.widths))}
+
+    def wiring(self) -> Wiring:
+        wiring: Wiring = {"head": (CLASSES, "block3")}
+        for block, (read, written) in enumerate(pairwise([IMAGE, *self.streams()])):
+            wiring[f"conv{block}"] = (written, read)
+            wiring[f"norm{block}"] = (written,)
+        return wiring
+
+    def laws(self) -> Laws:
+        laws: Laws = {}
+        kept = [self.units(width) for width in four("conv4", self.widths)]
+        check_groups("conv4", self.norm, self.widths, kept)
+        height, width = self.shape[1:]
+        if min(height, width) < 8:
+            raise BadValue(
+                f"conv4: an image of {height}x{width} cannot be pooled three times; "
+                "use at least 8x8"
+            )
+        for block, (inputs, outputs) in enumerate(pairwise([self.shape[0], *kept])):
+            laws |= conv_laws(f"conv{block}", inputs, outputs, 3)
+            laws |= norm_laws(f"norm{block}", outputs, self.norm, (outputs, height, width))
+            height, width = height // 2, width // 2
+        laws |= linear_laws("head", kept[-1], self.classes)
+        return laws | {"head.bias": Law((self.classes,), "zeros")}
+
+    def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """The maps of the blocks, then the pooled vector."""
+        maps: list[Tensor] = []
+        for block in range(4):
+            weight, bias = weights[f"conv{block}.weight"], weights[f"conv{block}.bias"]
+            x = self.scaled(F.conv2d(x, weight, bias, padding=1))
+            x = F.relu(self.normalise(weights, f"norm{block}", x, self.norm))
+            x = F.max_pool2d(x, 2) if block < 3 else x
+            maps.append(x)
+        return [*maps, x.mean((2, 3))]
