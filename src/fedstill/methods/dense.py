@@ -6,6 +6,7 @@ Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu. DENSE: Data-Free One-Shot Federated Le
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -99,13 +100,14 @@ class Dense(FineTuner):
         learning = Descent(
             self.lesson_loss, teaching.room.student, self.student_optimizer(server.round)
         )
-        student, pool, losses = begun(learning, weights), Data(), Losses(server)
-        rng = server.rng("draws")
+        student, losses = begun(learning, weights), Losses(server)
+        rng, pool = server.rng("draws"), deque[tuple[Tensor, Tensor]](maxlen=self.pool)
         for turn in range(self.iterations):
-            images, labels = await self.searched(server, rng, teaching, student[0], turn)
+            pool.append(await self.searched(server, rng, teaching, student[0], turn))
             losses.keep("generator_loss")
-            pool = Data((pool + Data.of(images, labels)).parts[-self.pool :])
-            student = await Loop(learning, student, {}, self.passed(server, rng, teaching, pool))
+            images, labels = (torch.cat(parts) for parts in zip(*pool, strict=True))
+            lessons = self.passed(server, rng, teaching, Data.of(images, labels))
+            student = await Loop(learning, student, {}, lessons)
             losses.keep("distil_loss")
         losses.write()
         return student[0], own

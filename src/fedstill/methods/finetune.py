@@ -78,7 +78,7 @@ class Lesson(NamedTuple):
     """Images for the student, and what it is to say of them."""
 
     images: Tensor  # [image, channel, height, width]
-    target: Tensor  # [image, class], logits
+    target: Tensor  # [image, class], what `target` makes of the clients' logits
 
 
 class Teaching(NamedTuple):
@@ -122,6 +122,10 @@ class FineTuner(Method):
         if not wrong and self.role == "data_free" and self._steps[1].remembers is not None:
             wrong = "its clients remember more than a model, so they cannot be played alone"
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
+
+    @property
+    def sends_examples(self) -> bool:
+        return self.base.sends_examples
 
     def each_round(self) -> Sequence[Step]:
         broadcast, update, aggregate = self._steps
