@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from fedstill.core import ranges
 from fedstill.core.errors import unknown
 from fedstill.core.method import Method
 from fedstill.methods import METHODS
@@ -37,6 +38,8 @@ def change(
             targets = methods
     try:
         for target in targets:
+            if len(keys) > 1 and _is_method(keys[0], _kind(target)):
+                _open(target, keys[0])
             _set(target, keys, value, unset=quick and value == UNSET)
     except TypeError:
         return f"{name}.{'.'.join(keys)} is not a table"
@@ -76,6 +79,17 @@ def _kind(table: Any) -> type[Method] | None:
 
 def _fits(key: str, kind: type[Method] | None) -> bool:
     return key in METHOD_KEYS or (kind is not None and key in _fields(kind))
+
+
+def _is_method(key: str, kind: type[Method] | None) -> bool:
+    """Whether a key of a method's table holds a method itself."""
+    return kind is not None and ranges.hints(kind).get(key) is Method
+
+
+def _open(table: dict[str, Any], key: str) -> None:
+    """A method that is given by its name alone, as a table that can take values."""
+    if isinstance(table.get(key), str):
+        table[key] = {"name": table[key]}
 
 
 def _keys_of(methods: Sequence[Any]) -> set[str]:

@@ -251,8 +251,10 @@ def checked(tables: Table) -> list[Recipe]:
     public = data is None or data.public is not None
     if not methods:
         faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
+    places = ["method"] if len(methods) == 1 else [f"method[{i}]" for i in range(len(methods))]
     made = [
-        _read_method(table, i, len(methods), virtual, faults) for i, table in enumerate(methods)
+        _read_method(table, where, virtual, faults)
+        for table, where in zip(methods, places, strict=True)
     ]
     faults += [
         f"data.public is missing: {item[1]} needs images without labels that everybody holds; "
@@ -341,9 +343,8 @@ def as_hinted(value: Any, hint: Any) -> Any:
 
 
 def _read_method(
-    table: Any, place: int, count: int, virtual: Table | None, faults: list[str]
+    table: Any, where: str, virtual: Table | None, faults: list[str]
 ) -> tuple[Method, str, str] | None:
-    where = "method" if count == 1 else f"method[{place}]"
     if not isinstance(table, Mapping) or "name" not in table:
         faults.append(f"{where}.name is missing; known: {', '.join(sorted(METHODS))}")
         return None
@@ -353,16 +354,47 @@ def _read_method(
         return None
     kind = METHODS[name]
     given = {k: v for k, v in table.items() if k not in ("name", "label", "preset")}
+    standing: Mapping[str, Any] = {}
     if "preset" in table:
         if not _among(table["preset"], kind.presets):
             wrong = unknown("preset", str(table["preset"]), kind.presets)
             faults.append(f"{where}.preset: {wrong}")
             return None
-        given = {**kind.presets[table["preset"]], **given}
+        standing = kind.presets[table["preset"]]
+        given = {**standing, **given}
     if kind.distils:  # it makes its virtual sets itself, by the same values as the others'
         given = {**(virtual or {}), **given}
-    method = _read_values(kind, given, where, faults)
+    before = len(faults)
+    for field_of in (f for f in fields(kind) if ranges.hints(kind)[f.name] is Method):
+        if field_of.name in given:
+            there = standing.get(field_of.name, field_of.default)
+            inner = f"{where}.{field_of.name}"
+            given[field_of.name] = _read_inner(given[field_of.name], there, inner, faults)
+    method = _read_values(kind, given, where, faults) if len(faults) == before else None
     return (method, name, str(label)) if method is not None else None
+
+
+def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any:
+    """A method inside a method's table: a name, or a table of its own values.
+
+    A table without a name changes values of the method that stands there otherwise.
+    """
+    if isinstance(value, Method):
+        return value
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        faults.append(f"{where} must be the name of a method or its table, not {value!r}")
+        return value
+    if "label" in table:
+        faults.append(f"{where}.label: " + unknown("key", "label", {"name", "preset"}))
+    standing = {} if "name" in table else {"name": method_name(there), **values(there)}
+    made = _read_method({**standing, **table}, where, None, faults)
+    return made[0] if made else value
+
+
+def method_name(method: Any) -> str:
+    """The name of a method in the table of methods."""
+    return next(name for name, kind in METHODS.items() if kind is type(method))
 
 
 def _read_values(kind: type[M], given: Any, where: str, faults: list[str]) -> M | None:
@@ -489,7 +521,10 @@ def _check_federation(federation: FederationTable, faults: list[str]) -> None:
 
 
 def values(instance: Any) -> Table:
-    """The fields of a dataclass that TOML can hold: no None, tuples as lists."""
+    """The fields of a dataclass that TOML can hold: no None, tuples as lists, methods as tables."""
     found = {f.name: getattr(instance, f.name) for f in fields(instance) if f.init}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+    for key, value in plain.items():
+        if isinstance(value, Method):
+            plain[key] = {"name": method_name(value), **values(value)}
     return {k: v for k, v in plain.items() if v is not None and v != {}}

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from fedstill.build import Built, named_networks
 from fedstill.core.method import Place
+from fedstill.core.node import SERVER
 from fedstill.core.records import Message, NodeId, State
 from fedstill.logbook.reader import Run
 
 MOST_GALLERIES = 10  # clients whose synthetic images are drawn
+IMAGINED = 10  # images of each class that a server's generator makes
 Labelled = tuple[Tensor, Tensor]  # images and labels
 
 
@@ -67,7 +69,9 @@ def draw(built: Built, rows: Run, target: Path) -> list[Path]:
 
 
 def draw_sets(built: Built, target: Path, gallery: Gallery) -> list[Path]:
-    """The synthetic sets of the last round, sent or kept; a client's own beside the global one.
+    """The synthetic sets of the last round, sent, kept or made by the server.
+
+    A client's own set stands beside the global one.
 
     Drawn before the last checkpoint, which lacks what was sent.
     """
@@ -84,6 +88,12 @@ def draw_sets(built: Built, target: Path, gallery: Gallery) -> list[Path]:
             path = target / f"synthetic-{safe(site.name)}.png"
             shown = side_by_side([grid(*part, len(classes)) for part in parts.values()])
             drawn.append(grids.image_grid(shown, classes, path, mean=site.mean, std=site.std))
+    server = built.engine.node(SERVER, built.recipe.run.rounds, "pictures")
+    made = built.recipe.method.imagined(server, IMAGINED)
+    if made is not None:  # in a range of their own, so each image fills that of the picture
+        images, labels = (part.detach().cpu() for part in made)
+        path = target / "synthetic-server.png"
+        drawn.append(grids.image_grid(grid(images, labels, len(classes)), classes, path))
     return drawn
 
 

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from fedstill.build import Built, chosen_scores, decisive, differences
 from fedstill.config import RecipeError, checked, overridden, read_recipe
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedprox import FedProx
+from fedstill.methods.moon import Moon
 from fedstill.toml import toml_text
 from small_recipes import tables, write_recipe
 
@@ -74,6 +77,66 @@ def test_a_preset_is_taken_first_and_values_after_it():
     (recipe,) = checked({**BASE, "method": {"name": "feddm", "preset": "paper", "steps": 7}})
     assert (recipe.method.steps, recipe.method.pixel_lr) == (7, 1.0)
     assert "preset" not in recipe.as_tables()["method"]
+
+
+DFRD: dict[str, Any] = {"name": "dfrd", "iterations": 1}
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "made"),
+    [
+        (None, [], FedAvg()),
+        ("fedprox", [], FedProx()),
+        ({"name": "fedprox", "mu": 0.5}, [], FedProx(mu=0.5)),
+        ({"lr": 0.5}, [], FedAvg(lr=0.5)),
+        ("fedprox", ["method.base.mu=0.5"], FedProx(mu=0.5)),
+        (None, ["method.base.lr=1"], FedAvg(lr=1.0)),
+        (None, ["method.base=fedprox", "method.base.mu=0.5"], FedProx(mu=0.5)),
+        ({"lr": 0.5}, ["method.base=fedprox"], FedProx()),
+        (
+            {"name": "moon", "preset": "cifar10", "mu": 2},
+            [],
+            Moon(mu=2.0, epochs=10, batch_size=64),
+        ),
+    ],
+)
+def test_a_base_method_is_a_name_or_a_table_and_is_written_out(base, overrides, made):
+    method = DFRD if base is None else {**DFRD, "base": base}
+    (recipe,) = checked(overridden({**BASE, "method": method}, overrides))
+    assert recipe.method.base == made
+    tables = recipe.as_tables()
+    assert tables["method"]["base"]["lr"] == made.lr
+    assert checked(tomllib.loads(toml_text(tables))) == [recipe]
+
+
+def test_a_table_without_a_name_changes_the_base_of_the_preset():
+    method = {"name": "fedftg", "preset": "paper", "base": {"epochs": 2}}
+    (recipe,) = checked({**BASE, "method": method})
+    assert recipe.method.base == FedAvg(lr=0.1, epochs=2, batch_size=50, weight_decay=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("fedavgg", "method.base.name: unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ("local", "method: base = Local: its server keeps no model that could be taught"),
+        ({"lrr": 1}, "method.base.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+        ({"name": "fedprox", "mu": -1}, "method.base.mu = -1.0: must be at least 0"),
+        ({"label": "x"}, "method.base.label: unknown key 'label'"),
+        (3, "method.base must be the name of a method or its table, not 3"),
+        (["fedavg"], "method.base must be the name of a method or its table"),
+    ],
+)
+def test_a_wrong_base_is_refused_by_its_key(base, said):
+    with pytest.raises(RecipeError) as error:
+        checked({**BASE, "method": {**DFRD, "base": base}})
+    (line,) = error.value.faults
+    assert line.startswith(said)
+
+
+def test_the_values_of_a_base_decide_the_numbers():
+    one, other = (checked({**BASE, "method": {**DFRD, "base": {"lr": lr}}})[0] for lr in (0.1, 0.2))
+    assert differences(decisive(one), decisive(other)) == ["method.base.lr was 0.1, not 0.2"]
 
 
 def test_whole_numbers_stand_for_floats_and_lists_for_tuples():

@@ -42,6 +42,7 @@ SMALL = {
     "distil_batch": 10,
     "distil_lr": 0.01,
     "pretrain_epochs": 5,
+    "iterations": 2,
     "public_batch": 10,
     "rho": 2,  # budgets 1, 1/2, 1/4 for three clients
     "public_lr": 1e-4,  # more lets engines part: rounding errors move weights that do not matter
@@ -58,4 +59,6 @@ def small(kind: type[Method]) -> Method:
         del chosen["tune_lr"]
     if "lr" in chosen and known["lr"] <= 1e-3:  # Adam's
         chosen["lr"] = 0.01
+    if "base" in known:
+        chosen["base"] = small(type(known["base"]))
     return kind(**chosen)

@@ -116,6 +116,18 @@ def test_a_mean_of_nothing_or_with_no_weight_is_refused() -> None:
         algebra.mean([weights(0), weights(1)], [0, 0])
 
 
+def test_a_moving_average_in_closed_form() -> None:
+    def at(number: float) -> dict[str, torch.Tensor]:
+        return {"w": torch.tensor([number]), "n": torch.tensor(int(number))}
+
+    average = at(8.0)
+    for number in (1.0, 2.0, 3.0):
+        average = algebra.moving_average(average, at(number), 0.5)
+    assert average["w"].item() == 8 / 8 + 1 / 8 + 2 / 4 + 3 / 2
+    assert average["n"].item() == 3  # whole numbers are the latest
+    assert algebra.moving_average(at(8.0), at(2.0), 1.0)["w"].item() == 8
+
+
 def test_zeros_have_the_same_shapes_and_kinds() -> None:
     nothing = algebra.zeros(weights(3))
     assert all(not tensor.any() for tensor in nothing.values())

@@ -121,6 +121,29 @@ def test_a_step_is_called_with_node_and_inbox_alone() -> None:
     assert Talk().hear(None, Inbox()) is None
 
 
+def test_a_step_can_be_taken_over_with_its_name_and_actor() -> None:
+    def louder(self: Talk, node: Node[Any], inbox: Inbox[Any]) -> str:
+        """Say it again."""
+        return f"{self.kind} {node}"
+
+    mine = Talk(kind="quiet")
+    step = Talk().answer.taken_over(mine, louder, reads=Down, sends=LongUp, remembers=Memory)
+    assert (step.name, step.place, step.method) == ("answer", Place.CLIENTS, mine)
+    assert (step.reads, step.sends, step.remembers) == (Down, LongUp, Memory)
+    assert step.purpose == "Say it again."
+    assert step("node", Inbox()) == "quiet node"
+    silent = Talk().hear.taken_over(mine, louder, reads=None, sends=None, remembers=None)
+    assert (silent.reads, silent.sends, silent.remembers) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["speak", "answer"])
+def test_a_step_is_played_by_another_whether_it_awaits_or_not(name: str) -> None:
+    playing = getattr(Talk(), name).played(None, Inbox())
+    with pytest.raises(StopIteration) as end:
+        playing.send(None)
+    assert not end.value.value
+
+
 def test_a_step_may_read_a_simpler_message_than_is_sent() -> None:
     assert issubclass(LongUp, Up)
     planned("each_round", "speak", "answer", "hear")()

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedstill.core.errors import ProtocolError
 from fedstill.core.records import (
     Message,
     Positional,
     State,
     Weights,
+    extended,
+    grown,
     is_buffer,
     positional_fields,
 )
@@ -118,6 +121,18 @@ def test_a_message_that_extends_another_keeps_its_fields_in_front() -> None:
 
     longer = Longer(torch.zeros(1), torch.zeros(1), 2, 3)
     assert list(longer.floats()) == ["images", "labels", "examples", "steps"]
+
+
+def test_a_kind_can_be_extended_by_fields_that_are_known_late() -> None:
+    longer = extended(Inner, "With steps.", steps=int)
+    assert issubclass(longer, Inner) and longer.__doc__ == "With steps."
+    assert extended(Inner, "With steps.", steps=int) is longer
+    made = grown(inner(), longer, steps=3)
+    assert isinstance(made, longer)
+    assert made.floats() == {"images": 6, "labels": 0, "examples": 1, "steps": 1}
+    assert grown(made, longer, steps=4).floats() == made.floats()
+    with pytest.raises(ProtocolError, match="Inner has a field examples already"):
+        extended(Inner, "", examples=int)
 
 
 def test_tensors_are_found_under_dotted_names() -> None:

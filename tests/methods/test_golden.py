@@ -39,6 +39,9 @@ OWN: dict[str, dict[str, Any]] = {
     "heterofl": {"rho": 3, "masked": True},  # budgets 1, 1/2, 1/4, 1/8
     "feddropout": {"rho": 3},
     "fedrolex": {"rho": 3},
+    "dfrd": {"iterations": 2, "generator_batch": 8, "generator_width": 8},
+    "dense": {"iterations": 2, "generator_batch": 8, "generator_width": 8},
+    "fedftg": {"iterations": 2, "generator_batch": 8, "generator_width": 8},
 }
 
 
@@ -106,7 +109,8 @@ def chosen(name: str, kind: type[Method]) -> tuple[dict[str, Any], str]:
     long = ("steps", "epochs")
     small = {f.name: 5 for f in fields(kind) if f.name.endswith(long) and f.default > 5}
     small |= {key: value for key, value in SMALL.items() if key in known}
-    return {**small, **OWN.get(name, {})}, "pictures" if "per_class" in known else "vectors"
+    pictures = "per_class" in known or "generator_width" in known
+    return {**small, **OWN.get(name, {})}, "pictures" if pictures else "vectors"
 
 
 def write(name: str, reason: str) -> None:

@@ -87,6 +87,16 @@ def test_evaluation_writes_no_statistics() -> None:
     assert notes == {}
 
 
+def test_a_watched_network_is_at_rest_and_notes_what_its_norms_see() -> None:
+    model = ConvNet((3, 8, 8), 5, depth=2, width=8, norm="batch")
+    weights, x, notes = model.init(0), noise(4, 3, 8, 8), {}
+    torch.testing.assert_close(model.watched(notes).logits(weights, x), model.logits(weights, x))
+    maps = torch.nn.functional.conv2d(x, weights["conv0.weight"], weights["conv0.bias"], padding=1)
+    torch.testing.assert_close(notes["norm0.running_mean"], maps.mean((0, 2, 3)))
+    torch.testing.assert_close(notes["norm0.running_var"], maps.var((0, 2, 3), unbiased=False))
+    assert len(notes) == 4
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 28, 28), (2, 9, 13)])
 def test_kernels_give_what_the_operations_give(

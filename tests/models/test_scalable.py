@@ -136,7 +136,7 @@ def test_static_norm_is_evaluated_with_statistics_where_weights_hold_them() -> N
     batch = ConvNet((2, 8, 8), 3, depth=1, width=4, norm="batch")
     weights, x = model.init(0), images(model, 7)
     notes: dict[str, Tensor] = {}
-    model.measuring(notes)(weights, x)
+    model.watched(notes)(weights, x)
     seen = torch.conv2d(x, weights["conv0.weight"], weights["conv0.bias"], padding=1)
     assert torch.allclose(notes["norm0.running_mean"], seen.mean((0, 2, 3)), atol=1e-6)
     assert torch.allclose(notes["norm0.running_var"], seen.var((0, 2, 3)), atol=1e-6)

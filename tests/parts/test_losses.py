@@ -21,9 +21,13 @@ from fedstill.parts.losses import (
     hinton,
     mmd,
     model_contrast,
+    row_divergences,
+    selected,
     soft_cross_entropy,
     standardised,
+    statistics_gap,
     supervised_contrastive,
+    transferability,
 )
 
 
@@ -376,3 +380,102 @@ def test_a_dead_logit_or_a_single_row_gives_neither_nan_nor_a_slope(count: int) 
     assert torch.isfinite(loss) and torch.isfinite(slope).all()
     if count == 1:
         assert float(slope.abs().max()) == 0.0
+
+
+# Distillation without data
+
+
+@pytest.mark.parametrize("temperature", [1.0, 10.0])
+def test_row_divergences_are_kl_at_a_temperature_without_its_square(temperature: float) -> None:
+    teacher, student = rows(3, "teacher"), rows(3, "student")
+    found = row_divergences(student, teacher, temperature=temperature)
+    for row in range(3):
+        p = [math.exp(v / temperature) for v in teacher[row].tolist()]
+        q = [math.exp(v / temperature) for v in student[row].tolist()]
+        p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
+        by_hand = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+        assert float(found[row]) == pytest.approx(by_hand)
+    assert float(found.mean()) == pytest.approx(
+        float(divergence(student / temperature, teacher / temperature))
+    )
+
+
+STUDENT = torch.tensor([[2.0, 0, 0], [0, 2, 0], [2, 0, 0], [0, 0, 2]])
+TEACHER = torch.tensor([[0, 2.0, 0], [0, 3, 0], [0, 2, 0], [0, 2, 0]])
+LABELS = torch.tensor([1, 1, 0, 2])
+# Row 0: the teacher is right, the student wrong. Row 1: both are right. Row 2: the student is
+# right, the teacher wrong. Row 3: as row 2.
+
+
+@pytest.mark.parametrize(
+    ("selection", "kept"),
+    [
+        ("wrong_student", [1, 0, 0, 0]), ("disagreement", [1, 0, 1, 1]), ("all", [1, 1, 1, 1]),
+    ],
+)  # fmt: skip
+def test_transferability_counts_the_selected_rows_over_all(selection: Any, kept: list[int]) -> None:
+    assert selected(STUDENT, TEACHER, LABELS, selection).tolist() == kept
+    found = transferability(STUDENT, TEACHER, LABELS, selection=selection, temperature=2.0)
+    each = row_divergences(STUDENT, TEACHER, temperature=2.0)
+    assert float(found) == pytest.approx(-float((each * torch.tensor(kept)).sum()) / 4)
+
+
+def test_an_empty_selection_has_no_loss_and_no_slope() -> None:
+    for detached in (False, True):
+
+        def loss(student: Tensor, teacher: Tensor, detached: bool = detached) -> Tensor:
+            labels = torch.tensor([0, 0, 0])
+            return transferability(
+                student, teacher, labels, selection="wrong_student", temperature=10.0,
+                detached=detached,
+            )  # fmt: skip
+
+        right = torch.tensor([[3.0, 0, 0]] * 3)
+        stacked = torch.stack([right, 2 * right])
+        assert loss(right, right).item() == 0
+        slopes = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)))(stacked, stacked)
+        for slope in slopes:
+            assert (slope == 0).all()
+
+
+def test_transferability_passes_gradients_through_both_or_the_ensemble_alone() -> None:
+    def slopes(detached: bool) -> tuple[Tensor, Tensor]:
+        def loss(student: Tensor, teacher: Tensor) -> Tensor:
+            return transferability(
+                student, teacher, LABELS, selection="all", temperature=1.0, detached=detached
+            )
+
+        both: tuple[Tensor, Tensor] = torch.func.grad(loss, argnums=(0, 1))(STUDENT, TEACHER)
+        return both
+
+    assert all(slope.abs().sum() > 0 for slope in slopes(False))
+    student, teacher = slopes(True)
+    assert not student.any() and teacher.abs().sum() > 0
+
+
+def test_the_detached_form_is_the_other_divergence_over_the_selected_rows() -> None:
+    found = transferability(
+        STUDENT, TEACHER, LABELS, selection="disagreement", temperature=2.0, detached=True
+    )
+    each = row_divergences(TEACHER, STUDENT, temperature=2.0)[[0, 2, 3]]
+    assert float(found) == pytest.approx(-float(each.mean()))
+
+
+def test_diversity_by_squares_is_the_mean_over_pairs() -> None:
+    noise, outputs = rows(4, "noise", 2), rows(4, "outputs", 6)
+    total = 0.0
+    for j in range(4):
+        for k in range(4):
+            near = float((noise[j] - noise[k]).square().mean())
+            total += near * float((outputs[j] - outputs[k]).square().mean())
+    found = diversity(noise, outputs.reshape(4, 1, 2, 3), apart_by="square")
+    assert float(found) == pytest.approx(math.exp(-total / 16))
+
+
+def test_the_statistics_gap_sums_norms_over_layers() -> None:
+    own = {"a.running_mean": torch.tensor([0.0, 0]), "a.running_var": torch.tensor([1.0, 1])}
+    seen = {"a.running_mean": torch.tensor([3.0, 4]), "a.running_var": torch.tensor([1.0, 3])}
+    assert float(statistics_gap(seen, own)) == 7
+    slope = torch.func.grad(lambda mean: statistics_gap({"a.running_mean": mean}, own))
+    assert slope(own["a.running_mean"]).tolist() == [0, 0]  # finite where nothing is apart
+    assert float(statistics_gap({}, own)) == 0

@@ -52,6 +52,13 @@ def scale(tree: T, factor: float | Tensor) -> T:
     return trees.map_tensors(lambda a: a * factor if a.is_floating_point() else a, tree)
 
 
+def moving_average(average: T, latest: T, keep: float) -> T:
+    """keep · average + (1 - keep) · latest; integer tensors are the latest."""
+    return trees.map_tensors(
+        lambda a, b: keep * a + (1 - keep) * b if b.is_floating_point() else b, average, latest
+    )
+
+
 def zeros(tree: T) -> T:
     """Zeros of the same shapes."""
     return trees.map_tensors(torch.zeros_like, tree)

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Never, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -82,6 +82,36 @@ class Step:
 
     def __call__(self, node: Node[Any], inbox: Inbox[Any]) -> Any:
         return self.act(self.method, node, inbox)
+
+    async def played(self, node: Node[Any], inbox: Inbox[Any]) -> Any:
+        """What the step returns when another step plays it, whether it awaits loops or not."""
+        acting = self(node, inbox)
+        return await acting if inspect.iscoroutine(acting) else acting
+
+    def taken_over(
+        self,
+        method: Method,
+        act: Acting,
+        *,
+        reads: type[Message] | None,
+        sends: type[Message] | None,
+        remembers: type[State] | None,
+    ) -> Step:
+        """A step of `method` in the place of this one: same name and actor, other acts and hints.
+
+        The kinds are arguments, since they depend on the method whose step it was.
+        """
+
+        def acting(method: Any, node: Node[Any], inbox: Inbox[Any]) -> Any:
+            return act(method, node, inbox)
+
+        acting.__doc__ = act.__doc__
+        acting.__annotations__ = {
+            "node": Node[remembers],  # type: ignore[valid-type]
+            "inbox": Inbox[reads or Never],  # type: ignore[misc]
+            "return": sends,
+        }
+        return Step(method, self.name, self.place, acting)
 
 
 class _Acted:
@@ -167,6 +197,14 @@ class Method:
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         """[example, class], logits of the model that a node holds."""
         return node.model(node.state.weights, x)
+
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        """The network whose weights a party sends; for the server, the one it keeps."""
+        return server.model
+
+    def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
+        """Images that the server can make of each class and their labels, for pictures."""
+        return None
 
 
 def check_protocol(method: Method) -> None:

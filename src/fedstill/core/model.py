@@ -26,6 +26,7 @@ class Law(NamedTuple):
     shape: tuple[int, ...]
     kind: Literal["uniform", "normal", "ones", "zeros", "count"]
     scale: float = 1.0  # half-width of the uniform law, deviation of the normal one
+    mean: float = 0.0  # of the normal law
 
     def sample(self, rng: torch.Generator, pool: tuple[int, ...] = ()) -> Tensor:
         """One draw, or a whole pool of independent draws, on the generator's device."""
@@ -34,7 +35,8 @@ class Law(NamedTuple):
             drawn = torch.rand(shape, generator=rng, device=device)
             return drawn.mul_(2 * self.scale).sub_(self.scale)
         if self.kind == "normal":
-            return torch.randn(shape, generator=rng, device=device).mul_(self.scale)
+            drawn = torch.randn(shape, generator=rng, device=device).mul_(self.scale)
+            return drawn.add_(self.mean) if self.mean else drawn
         if self.kind == "count":
             return torch.zeros(shape, dtype=torch.long, device=device)
         fill = torch.ones if self.kind == "ones" else torch.zeros
@@ -104,8 +106,12 @@ class Network:
         """The same network in training mode; new statistics are put into `notes`."""
         return replace(self, training=True, notes=notes)
 
-    def measuring(self, notes: Weights) -> Self:
-        """The same network in evaluation mode; static norm layers note a batch's statistics."""
+    def watched(self, notes: Weights) -> Self:
+        """The same network in evaluation mode; statistics of what batch norms see go to `notes`.
+
+        They stand under the names of the layers' own statistics. Gradients pass through those of
+        `batch` norms; a `static` one notes what its re-estimation wants.
+        """
         return replace(self, training=False, notes=notes)
 
     def on(self, device: torch.device | str) -> Self:
@@ -133,20 +139,24 @@ class Network:
         """
         if norm == "none":
             return x
-        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
         if norm == "batch":
             return self._batch_norm(weights, name, x)
         if norm == "static":
             return self._static_norm(weights, name, x)
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
         if norm == "layer":
             return F.layer_norm(x, x.shape[1:], weight, bias)
         groups = x.shape[1] if norm == "instance" else 4
         return F.group_norm(x, groups, weight, bias)
 
     def _batch_norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
-        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
         mean, var = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
         if not self.training:
+            if self.notes is not None:
+                over = [0, *range(2, x.dim())]
+                self.notes[f"{name}.running_mean"] = x.mean(over)
+                self.notes[f"{name}.running_var"] = x.var(over, unbiased=False)
             return F.batch_norm(x, mean, var, weight, bias, training=False)
         if self.notes is not None:
             momentum = 0.1

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Self, dataclass_transform, get_args, get_origin, get_type_hints
+from functools import cache
+from types import new_class
+from typing import (
+    Annotated,
+    Any,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from torch import Tensor
 
 from fedstill.core import trees
+from fedstill.core.errors import ProtocolError
 
 NodeId = str
 Weights = dict[str, Tensor]  # as in a state dict: parameters and buffers, by dotted name
@@ -59,6 +71,33 @@ class Message(Record):
 
 class State(Record):
     """What a node remembers from step to step; never sent."""
+
+
+R = TypeVar("R", bound=Record)
+
+
+def extended(kind: type[R], doc: str, **more: Any) -> type[R]:
+    """A kind of record with more fields, given by name and type; asked again, the same kind."""
+    taken = sorted(set(more) & set(record_hints(kind)))
+    if taken:
+        raise ProtocolError(f"{kind.__name__} has a field {taken[0]} already; name the new another")
+    key: Any = kind
+    made: type[R] = _extended(key, doc, tuple(more.items()))
+    return made
+
+
+@cache
+def _extended(kind: Any, doc: str, more: tuple[tuple[str, Any], ...]) -> Any:
+    def body(names: dict[str, Any]) -> None:
+        names |= {"__doc__": doc, "__annotations__": dict(more), "__module__": kind.__module__}
+
+    return new_class(kind.__name__, (kind,), exec_body=body)
+
+
+def grown(record: Record, kind: type[R], **more: Any) -> R:
+    """A record as one of a kind that has its fields and more."""
+    held = {field.name: getattr(record, field.name) for field in fields(record)}  # type: ignore[arg-type]
+    return kind(**{**held, **more})
 
 
 def record_hints(kind: type[Record]) -> dict[str, Any]:

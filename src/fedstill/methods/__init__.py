@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fedstill.core.method import Method
 from fedstill.methods.centralised import Centralised
+from fedstill.methods.dense import Dense
 from fedstill.methods.desa import DeSA
+from fedstill.methods.dfrd import DFRD
 from fedstill.methods.dynafed import DynaFed
 from fedstill.methods.fccl import FCCL
 from fedstill.methods.fedavg import FedAvg
@@ -12,6 +14,7 @@ from fedstill.methods.feddf import FedDF
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddropout import FedDropout
 from fedstill.methods.feddualmatch import FedDualMatch
+from fedstill.methods.fedftg import FedFTG
 from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fedhe import FedHe
 from fedstill.methods.fedlgd import FedLGD
@@ -47,4 +50,7 @@ METHODS: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
     "feddropout": FedDropout,
     "fedrolex": FedRolex,
+    "dfrd": DFRD,
+    "dense": Dense,
+    "fedftg": FedFTG,
 }

@@ -21,6 +21,7 @@ from fedstill.core import (
     Made,
     Model,
     Node,
+    NodeId,
     Weights,
     algebra,
     at_clients,
@@ -190,6 +191,9 @@ class FedGen(FedAvg):
         steps = self.generator_steps
         many = drawn(self.generator(server.model), server, seen, steps, self.generator_batch)
         return Made(steps, lambda step: Drawn(many.noise[step], many.labels[step]))
+
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        return self.network(server.model)
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         return self.network(node.model)(node.state.weights, x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Batch, Inbox, Model, Node, State, Weights, at_clients, minimize
+from fedstill.core import Batch, Inbox, Model, Node, NodeId, State, Weights, at_clients, minimize
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts import heads
@@ -71,6 +71,9 @@ class Moon(FedAvg):
         """The node's network with the projection between features and classifier."""
         hidden = self.hidden or heads.feature_width(node.model)
         return heads.projected(node.model, hidden, self.projection)
+
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        return self.network(server)
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         return self.network(node)(node.state.weights, x)

@@ -169,6 +169,15 @@ def apply(images: Tensor, draws: Draws, *, only: str | None = None) -> Tensor:
     return x.to(images.dtype).reshape(images.shape)
 
 
+def apply_each(images: Tensor, draws: Draws, *, only: str | None = None) -> Tensor:
+    """Images [image, channel, height, width], each with draws of its own out of one group.
+
+    The draws may be for more images than there are.
+    """
+    here = Draws(draws.operation, *(part[:, : len(images)] for part in draws[1:]))
+    return apply(images.unsqueeze(0), here, only=only).squeeze(0)
+
+
 def _by_set(images: Tensor, draws: Draws) -> tuple[Draws, Tensor]:
     """Parameters [set, parameter] and images [set, image, ...]: a set is a group or one image."""
     axes = draws.flip.dim() - 1

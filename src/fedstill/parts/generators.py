@@ -51,7 +51,28 @@ class Generator(Network):
 
 
 @dataclass(frozen=True)
-class Gaussians(Generator):
+class ImageGenerator(Generator):
+    """Makes images; those that grew too large are cut to size."""
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3:
+            raise BadValue(
+                f"a generator of images needs [channel, height, width], not {self.shape}"
+            )
+
+    def cut(self, images: Tensor) -> Tensor:
+        """The middle of images that grew too large."""
+        height, width = self.shape[1:]
+        top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
+        return images[..., top : top + height, left : left + width]
+
+    def merged(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+        """[example, number], what the first layer sees of noise and labels."""
+        return noise
+
+
+@dataclass(frozen=True)
+class Gaussians(ImageGenerator):
     """An image generator fed from one Gaussian for each class: means are weights, drawn once.
 
     Images grow from 4x4 by factors of two until they are large enough, and are cut to size.
@@ -61,12 +82,6 @@ class Gaussians(Generator):
     latent: Count = 64
     between: Positive = 0.3  # deviation of the classes' means
     within: Positive = 0.1  # deviation around a mean
-
-    def __post_init__(self) -> None:
-        if len(self.shape) != 3:
-            raise BadValue(
-                f"a generator of images needs [channel, height, width], not {self.shape}"
-            )
 
     @property
     def sides(self) -> list[int]:
@@ -82,12 +97,6 @@ class Gaussians(Generator):
 
     def means_law(self, width: int) -> Laws:
         return {"means": Law((self.classes, width), "normal", self.between)}
-
-    def cut(self, images: Tensor) -> Tensor:
-        """The middle of images that grew too large."""
-        height, width = self.shape[1:]
-        top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
-        return images[..., top : top + height, left : left + width]
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,11 @@ def modulated(
     return out * torch.rsqrt(squared + 1e-8).reshape(*squared.shape, 1, 1)
 
 
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """[example, class]; unlike the framework's own it can be stacked."""
+    return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)
+
+
 def enlarged(x: Tensor) -> Tensor:
     """Maps of twice the side."""
     return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
@@ -228,9 +242,7 @@ class FeatureGenerator(Generator):
         )
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
-        known = torch.arange(self.classes, device=labels.device)
-        one_hot = (labels.unsqueeze(1) == known).to(noise)  # F.one_hot cannot be stacked
-        x = torch.cat([noise, one_hot], 1)
+        x = torch.cat([noise, one_hot(labels, self.classes).to(noise)], 1)
         x = F.linear(x, weights["layer.weight"], weights["layer.bias"])
         x = F.relu(self.normalise(weights, "norm", x, "batch"))
         x = F.linear(x, weights["out.weight"], weights["out.bias"])

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstill.core.records import Weights
+
 
 def supervised_contrastive(
     features: Tensor,  # [row, feature]
@@ -67,14 +69,22 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * F.log_softmax(logits, 1)).mean()
 
 
-def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
+def diversity(
+    noise: Tensor, outputs: Tensor, *, apart_by: Literal["absolute", "square"] = "absolute"
+) -> Tensor:
     """exp(-mean over pairs of d(noise) · d(outputs)): 1 where all outputs are equal.
 
-    d is the mean squared difference of two rows of noise, the mean absolute one of two outputs.
-    The mean is over all ordered pairs, a row with itself included (FedGen's code).
+    d is the mean squared difference of two rows of noise; of two outputs the mean absolute one
+    (FedGen, FedFTG) or squared one (DFRD). Norms, as papers print them, would make the exponent
+    vanish for images. The mean is over all ordered pairs, a row with itself included.
     """
     rows = outputs.flatten(1)
-    apart = torch.cdist(rows, rows, p=1) / rows.shape[1]  # [row, row]
+    if apart_by == "square":
+        lengths = rows.square().sum(1)
+        squares = lengths.unsqueeze(0) + lengths.unsqueeze(1) - 2 * rows @ rows.T
+        apart = squares.clamp(min=0) / rows.shape[1]  # [row, row]
+    else:
+        apart = torch.cdist(rows, rows, p=1) / rows.shape[1]
     drawn = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
     return torch.exp(-(drawn * apart).mean())
 
@@ -107,7 +117,7 @@ def hinton(
     The mean over rows of each row's weighted value. `elements` divides the KL by the number of
     classes too, as the framework's default does: with ten classes it counts a tenth.
     """
-    soft = divergences(student / temperature, teacher.detach() / temperature)  # [row]
+    soft = row_divergences(student, teacher.detach(), temperature=temperature)
     if reduction == "elements":
         soft = soft / student.shape[1]
     hard = F.cross_entropy(student, labels, reduction="none")
@@ -116,14 +126,67 @@ def hinton(
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(softmax(teacher) ‖ softmax(student)) of logits, mean over rows."""
-    return divergences(student, teacher).mean()
+    """KL(softmax(teacher) ‖ softmax(student)) of logits: summed over classes, mean over rows."""
+    return row_divergences(student, teacher).mean()
 
 
-def divergences(student: Tensor, teacher: Tensor) -> Tensor:
-    """[row], KL(softmax(teacher) ‖ softmax(student)) of logits, summed over classes."""
-    log_p, log_q = F.log_softmax(teacher, 1), F.log_softmax(student, 1)
-    return (log_p.exp() * (log_p - log_q)).sum(1)  # [row, class] -> [row]
+def row_divergences(student: Tensor, teacher: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """[..., row], KL(softmax(teacher / T) ‖ softmax(student / T)), summed over classes; no T²."""
+    log_p = F.log_softmax(teacher / temperature, -1)
+    log_q = F.log_softmax(student / temperature, -1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)  # [..., row, class] -> [..., row]
+
+
+Selection = Literal["wrong_student", "disagreement", "all"]
+
+
+def selected(student: Tensor, teacher: Tensor, labels: Tensor, selection: Selection) -> Tensor:
+    """[row], one for images worth moving a student with, else zero; logits are [row, class].
+
+    `wrong_student`: the teacher says the label and the student does not (DFRD ◇);
+    `disagreement`: they say different things (DENSE ▽); `all` (FedFTG △).
+    """
+    theirs, own = teacher.argmax(1), student.argmax(1)
+    if selection == "all":
+        kept = torch.ones_like(theirs, dtype=torch.bool)
+    elif selection == "disagreement":
+        kept = theirs != own
+    else:
+        kept = (own != labels) & (theirs == labels)
+    return kept.to(student)
+
+
+def transferability(
+    student: Tensor,  # [row, class], logits
+    teacher: Tensor,  # [row, class], logits
+    labels: Tensor,  # [row]
+    *,
+    selection: Selection,
+    temperature: float,
+    detached: bool = False,
+) -> Tensor:
+    """-(1 / rows) · Σ over selected rows of KL(teacher ‖ student), through both (DFRD, eq. 3).
+
+    The sum is divided by all rows, so that few selected ones count little, and none give zero.
+    `detached` is the form of later code by DFRD's first author: KL(student ‖ teacher) with the
+    student's part held fixed, mean over the selected rows.
+    """
+    mask = selected(student, teacher, labels, selection)
+    if detached:
+        gaps = row_divergences(teacher, student.detach(), temperature=temperature)
+        return -(mask * gaps).sum() / mask.sum().clamp(min=1)
+    return -(mask * row_divergences(student, teacher, temperature=temperature)).mean()
+
+
+def statistics_gap(seen: Weights, weights: Weights) -> Tensor:
+    """Σ over batch norms of ‖mean - running mean‖ + ‖variance - running variance‖ (DENSE).
+
+    `seen` holds the statistics of a batch under the names of the layers' own.
+    """
+    gaps = [torch.linalg.vector_norm(value - weights[name]) for name, value in seen.items()]
+    if not gaps:
+        return next(iter(weights.values())).new_zeros(())
+    return torch.stack(gaps).sum()
 
 
 def standardised(logits: Tensor, *, eps: float = 1e-5) -> Tensor:

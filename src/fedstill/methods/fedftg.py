@@ -1,0 +1,121 @@
+"""FedFTG: the mean of clients' weights is fine-tuned on hard images of a generator.
+
+Zhang, Shen, Ding, Tao, Duan. Fine-tuning Global Model via Data-Free Knowledge Distillation for
+Non-IID Federated Learning. CVPR 2022. Algorithm 1, with the losses of the released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from fedstill.core import SGD, Adam, Model, Weights
+from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.finetune import FineTuner, Lesson, View
+from fedstill.parts.generators import ImageGenerator
+from fedstill.parts.image_generators import Conditioned, Deconvolution
+from fedstill.parts.label_law import dynamic_shares, label_law
+from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
+
+
+@dataclass(frozen=True)
+class FedFTG(FineTuner):
+    """Generator: Σ_i α_{i,y} (CE of client i - distance from client i to the student) + diversity.
+
+    Images are hard where student and clients are far apart: by the mean absolute difference of
+    logits in the `released` form, by KL at a temperature in the form that DFRD `compared` with.
+    """
+
+    presets: ClassVar = {
+        "paper": {"base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3)},
+        "cifar100": {
+            "base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3), "latent": 256,
+        },
+        "dfrd": {
+            "form": "compared", "generator_steps": 5, "distil_steps": 2, "generator_batch": 64,
+            "generator_lr": 2e-4, "generator_width": 512, "distil_lr": 0.01, "distil_decay": 1e-4,
+            "rate_decay": 1.0,
+        },
+    }  # fmt: skip
+
+    generator_steps: Count = 1
+    distil_steps: Count = 5
+    generator_batch: Annotated[int, Range(2)] = 50
+    generator_lr: Positive = 0.01
+    generator_width: Annotated[int, Range(2)] = 128
+    distil_lr: Positive = 0.1
+    distil_decay: NonNegative = 0.0
+    rate_decay: Share = 0.998  # of both rates, each round
+    discrepancy_weight: NonNegative = 1.0
+    diversity_weight: NonNegative = 1.0
+    form: Literal["released", "compared"] = "released"  # the temperature is of the second
+
+    def generator_terms(self, view: View) -> dict[str, Tensor]:
+        """Each client's row counts by its share of the label, as the paper has it.
+
+        The released code takes means of shares and cross-entropies apart.
+        """
+        labels = view.labels.expand(view.said.shape[:2])
+        losses = cross_entropy(view.said.transpose(1, 2), labels, reduction="none")
+        if self.form == "released":
+            apart = (view.student - view.said.detach()).abs().mean(2)  # [client, image]
+            kind: Literal["absolute", "square"] = "absolute"
+        else:
+            apart = row_divergences(view.student, view.said, temperature=self.temperature)
+            kind = "square"
+        return {
+            "fidelity": (view.shares * losses).sum(0).mean(),
+            "transferability": -(view.shares * apart).sum(0).mean(),
+            "diversity": diversity(view.inputs, view.images, apart_by=kind),
+        }
+
+    def generator_loss(self, view: View) -> Tensor:
+        """All clients in one step, so the diversity term counts once."""
+        terms = self.generator_terms(view)
+        moved = self.discrepancy_weight * terms["transferability"]
+        return terms["fidelity"] + moved + self.diversity_weight * terms["diversity"]
+
+    def target(self, said: Tensor, shares: Tensor) -> Tensor:
+        """[image, class], Σ_i α_{i,y} · probabilities of client i."""
+        heat = 1.0 if self.form == "released" else self.temperature
+        return torch.einsum("ibc,ib->bc", (said / heat).softmax(2), shares)
+
+    def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
+        """Cross-entropy with the clients' probabilities; the released code also divides by classes.
+
+        Up to a constant it is Σ_i α_{i,y} KL(client i ‖ student).
+        """
+        (lesson,) = batch
+        student = model(weights, lesson.images)
+        if self.form == "released":
+            return soft_cross_entropy(student, lesson.target)
+        return -(lesson.target * log_softmax(student / self.temperature, 1)).sum(1).mean()
+
+    def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
+        """α_{i,y} = n_{i,y} / Σ_i n_{i,y}, and labels as often as clients used them."""
+        assert counts is not None
+        return dynamic_shares(counts), label_law(counts)
+
+    def generator_optimizer(self, round: int) -> Adam:
+        rate = self.generator_lr * self.rate_decay ** (round - 1)
+        return Adam(rate) if self.form == "released" else Adam(rate, (0.5, 0.999))
+
+    def student_optimizer(self, round: int) -> SGD:
+        rate = self.distil_lr * self.rate_decay ** (round - 1)
+        return SGD(rate, self.distil_momentum, self.distil_decay)
+
+    def generator(self, model: Model) -> ImageGenerator:
+        """Its own, or DFRD's with noise and label side by side."""
+        shape, classes, device = model.shape, model.classes, model.device
+        latent, width = self.latent, self.generator_width
+        if self.form == "released":
+            return Conditioned(shape, classes, latent=latent, width=width, device=device)
+        return Deconvolution(
+            shape, classes, merge="ncat", latent=latent, width=width, device=device
+        )  # fmt: skip

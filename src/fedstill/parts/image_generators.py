@@ -1,0 +1,172 @@
+"""Generators of images that a server trains without data: DFRD's, DENSE's, FedFTG's; no training.
+
+Images are what networks see: their range is that of the last layer, not that of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstill.core.model import Law, Laws, conv_laws, linear_laws, norm_laws
+from fedstill.core.ranges import Count
+from fedstill.core.records import Weights
+from fedstill.parts.generators import SLOPE, ImageGenerator, one_hot
+
+DEVIATION = 0.02  # of weights at the start
+Merge = Literal["mul", "add", "cat", "ncat", "none"]
+
+
+def normal_norm_laws(name: str, channels: int) -> Laws:
+    """A batch norm whose factors start around one."""
+    laws = norm_laws(name, channels, "batch")
+    return {**laws, f"{name}.weight": Law((channels,), "normal", DEVIATION, 1.0)}
+
+
+@dataclass(frozen=True)
+class Deconvolution(ImageGenerator):
+    """Transposed convolutions from one point to the image, with tanh at the end (DFRD).
+
+    A merge operator joins noise z and label y: `mul` z ⊙ E(y), `add` z + E(y), `cat` [z, E(y)],
+    `ncat` [z, one-hot y], `none` z; E is a table that is learnt. The map grows from 4x4 by
+    factors of two, its channels halve, and the image is the middle of the last one.
+    """
+
+    merge: Merge = "mul"
+    latent: Count = 100
+    width: Count = 512  # channels at 4x4
+
+    @property
+    def noise_width(self) -> int:
+        return self.latent
+
+    @property
+    def input_width(self) -> int:
+        """How many numbers the first layer sees."""
+        return self.latent + {"cat": self.latent, "ncat": self.classes}.get(self.merge, 0)
+
+    @property
+    def channels(self) -> list[int]:
+        """Of each map, from 4x4 to the image; at least one doubling."""
+        found, side = [self.width], 8
+        while side < max(self.shape[1:]):
+            found, side = [*found, max(1, found[-1] // 2)], 2 * side
+        return [*found, self.shape[0]]
+
+    def laws(self) -> Laws:
+        laws: Laws = {}
+        if self.merge in ("mul", "add", "cat"):
+            laws["label.weight"] = Law((self.classes, self.latent), "normal")
+        widths = [self.input_width, *self.channels]
+        last = len(widths) - 2
+        for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+            laws[f"conv{layer}.weight"] = Law((inputs, outputs, 4, 4), "normal", DEVIATION)
+            if 0 < layer < last:
+                laws |= normal_norm_laws(f"norm{layer}", outputs)
+        return laws
+
+    def merged(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+        """h = o(z, y), [example, number]."""
+        if self.merge == "none":
+            return noise
+        if self.merge == "ncat":
+            return torch.cat([noise, one_hot(labels, self.classes).to(noise)], 1)
+        label = weights["label.weight"][labels]
+        if self.merge == "cat":
+            return torch.cat([noise, label], 1)
+        return noise * label if self.merge == "mul" else noise + label
+
+    def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+        x = self.merged(weights, noise, labels)[..., None, None]
+        x = F.relu(F.conv_transpose2d(x, weights["conv0.weight"]))
+        last = len(self.channels) - 1
+        for layer in range(1, last + 1):
+            x = F.conv_transpose2d(x, weights[f"conv{layer}.weight"], stride=2, padding=1)
+            if layer < last:
+                x = F.relu(self.normalise(weights, f"norm{layer}", x, "batch"))
+        return self.cut(torch.tanh(x))
+
+
+@dataclass(frozen=True)
+class Upsampling(ImageGenerator):
+    """Linear to a quarter of the side, then enlarging and convolution, twice; sigmoid (DENSE).
+
+    It is not told the label.
+    """
+
+    latent: Count = 256
+    width: Count = 128  # channels of the first map; the second has half as many
+
+    @property
+    def noise_width(self) -> int:
+        return self.latent
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Height and width of the first map."""
+        return -(-self.shape[1] // 4), -(-self.shape[2] // 4)
+
+    def laws(self) -> Laws:
+        size, half = self.width * self.start[0] * self.start[1], max(1, self.width // 2)
+        return {
+            "start.weight": Law((size, self.latent), "normal", DEVIATION),
+            "start.bias": Law((size,), "zeros"),
+            **normal_norm_laws("norm0", self.width),
+            "conv1.weight": Law((self.width, self.width, 3, 3), "normal", DEVIATION),
+            **normal_norm_laws("norm1", self.width),
+            "conv2.weight": Law((half, self.width, 3, 3), "normal", DEVIATION),
+            **normal_norm_laws("norm2", half),
+            "image.weight": Law((self.shape[0], half, 3, 3), "normal", DEVIATION),
+            "image.bias": Law((self.shape[0],), "zeros"),
+        }
+
+    def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+        x = F.linear(noise, weights["start.weight"], weights["start.bias"])
+        return torch.sigmoid(self.grown(weights, x.reshape(-1, self.width, *self.start)))
+
+    def grown(self, weights: Weights, x: Tensor) -> Tensor:
+        """The image before its last function, from the first map."""
+        x = self.normalise(weights, "norm0", x, "batch")
+        for name, norm in (("conv1", "norm1"), ("conv2", "norm2")):
+            x = F.interpolate(x, scale_factor=2.0)
+            # A batch norm takes any constant of a map away again; leaving the bias out is exact.
+            x = F.conv2d(x, weights[f"{name}.weight"], padding=1)
+            x = F.leaky_relu(self.normalise(weights, norm, x, "batch"), SLOPE)
+        x = F.conv2d(x, weights["image.weight"], weights["image.bias"], padding=1)
+        return self.cut(x)
+
+
+@dataclass(frozen=True)
+class Conditioned(Upsampling):
+    """As DENSE's, of noise and label side by side; tanh and a norm without factors (FedFTG)."""
+
+    latent: Count = 100
+
+    def laws(self) -> Laws:
+        area, half = self.start[0] * self.start[1], max(1, self.width // 2)
+        from_label = self.width // 2
+        laws = linear_laws("noise", self.latent, (self.width - from_label) * area)
+        laws |= linear_laws("label", self.classes, from_label * area)
+        laws |= norm_laws("norm0", self.width, "batch")
+        laws |= conv_laws("conv1", self.width, self.width, 3)
+        laws |= norm_laws("norm1", self.width, "batch")
+        laws |= conv_laws("conv2", self.width, half, 3)
+        laws |= norm_laws("norm2", half, "batch")
+        laws |= conv_laws("image", half, self.shape[0], 3)
+        laws["last.running_mean"] = Law((self.shape[0],), "zeros")
+        laws["last.running_var"] = Law((self.shape[0],), "ones")
+        return laws
+
+    def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
+        told = one_hot(labels, self.classes).to(noise)
+        parts = [
+            F.linear(given, weights[f"{name}.weight"], weights[f"{name}.bias"])
+            for name, given in (("noise", noise), ("label", told))
+        ]
+        x = torch.cat([part.reshape(len(noise), -1, *self.start) for part in parts], 1)
+        return self.normalise(weights, "last", torch.tanh(self.grown(weights, x)), "batch")

@@ -1,0 +1,86 @@
+"""Teachers: several trained networks asked at once, by architecture; no training.
+
+Networks of one architecture are stacked and asked in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstill.core import trees
+from fedstill.core.errors import BadValue
+from fedstill.core.model import Model
+from fedstill.core.records import Weights, is_buffer
+from fedstill.parts.losses import statistics_gap
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The networks of some teachers, without weights: those of one kind stand in one group."""
+
+    groups: tuple[tuple[Model, tuple[int, ...]], ...]  # a network, and the places of its teachers
+
+    @classmethod
+    def of(cls, models: Sequence[Model]) -> Ensemble:
+        """Teachers in the order given."""
+        found: dict[Model, tuple[int, ...]] = {}
+        for place, model in enumerate(models):
+            found[model] = (*found.get(model, ()), place)
+        return cls(tuple(found.items()))
+
+    def stacked(self, weights: Sequence[Weights]) -> list[Weights]:
+        """The teachers' weights, for each group one stack [teacher, ...]."""
+        return [trees.stack([weights[place] for place in places]) for _, places in self.groups]
+
+    def logits(self, stacks: Sequence[Weights], x: Tensor) -> Tensor:
+        """[teacher, example, class] in evaluation mode."""
+        said = [
+            torch.func.vmap(model.evaluating, in_dims=(0, None))(stack, x)
+            for (model, _), stack in zip(self.groups, stacks, strict=True)
+        ]
+        return self._in_order(said)
+
+    def logits_and_gaps(self, stacks: Sequence[Weights], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and for each teacher how far its batch norms are from what they know."""
+        said, gaps = [], []
+        for (model, _), stack in zip(self.groups, stacks, strict=True):
+
+            def one(weights: Weights, model: Model = model) -> tuple[Tensor, Tensor]:
+                seen: Weights = {}
+                logits = model.watched(seen)(weights, x)
+                return logits, statistics_gap(seen, weights)
+
+            logits, gap = torch.func.vmap(one)(stack)
+            said.append(logits)
+            gaps.append(gap)
+        return self._in_order(said), self._in_order(gaps)
+
+    def _in_order(self, by_group: Sequence[Tensor]) -> Tensor:
+        """[teacher, ...] as the teachers were given, from one tensor for each group."""
+        if len(by_group) == 1:
+            return by_group[0]
+        places = [place for _, members in self.groups for place in members]
+        rows = [row for tensor in by_group for row in tensor.unbind()]
+        by_place = dict(zip(places, rows, strict=True))
+        return torch.stack([by_place[place] for place in range(len(rows))])
+
+
+def has_statistics(weights: Weights) -> bool:
+    """Whether a network has batch norms."""
+    return any(map(is_buffer, weights))
+
+
+def check_fits(model: Model, weights: Weights, who: str) -> None:
+    """Refuse weights that are not those of a network."""
+    wanted = {name: law.shape for name, law in model.laws().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if wanted != found:
+        strange = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+        raise BadValue(
+            f"{who} sent weights that are not those of {type(model).__name__}: {strange} is "
+            f"{found.get(strange, 'missing')}, expected {wanted.get(strange, 'nothing')}"
+        )

@@ -1,0 +1,332 @@
+"""DFRD: equals its base without iterations; its losses, averages and roles by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, kl_div
+
+from fedstill.core import Method, Weights
+from fedstill.core.errors import BadValue, StepError
+from fedstill.core.node import SERVER
+from fedstill.engines.batched import Batched
+from fedstill.federation.sampling import Scripted
+from fedstill.methods.centralised import Centralised
+from fedstill.methods.dfrd import DFRD
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.feddm import FedDM
+from fedstill.methods.fedgen import FedGen
+from fedstill.methods.fednova import FedNova
+from fedstill.methods.fedprox import FedProx
+from fedstill.methods.finetune import View
+from fedstill.methods.local import Local
+from fedstill.methods.moon import Moon
+from fedstill.methods.scaffold import Scaffold
+from fedstill.methods.vhl import VHL
+from methods.tuned import BASE, FAST, LITTLE, aggregated, same, sent, server_of
+from worlds import World, pictures, played, vectors
+
+BASES: list[Method] = [
+    FedAvg(**FAST),
+    FedAvg(**FAST, weighting="uniform", momentum=0.5, epochs=2),
+    FedProx(**FAST, mu=0.5),
+    FedNova(**FAST),
+    Scaffold(**FAST),
+    Moon(**FAST, projection=4),
+    FedGen(**FAST, generator_steps=2, generator_batch=4, free_batch=4, hidden=4),
+]
+
+
+# A base method below it
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
+def test_without_iterations_it_is_its_base_bit_for_bit(base: Method) -> None:
+    away = Scripted({1: ["c1"], 2: ["c0"]})
+    ours, log = played(DFRD(base=base, iterations=0), pictures(), 3, sampler=away)
+    theirs, their_log = played(base, pictures(), 3, sampler=away)
+    assert same(ours.states[SERVER].weights, theirs.states[SERVER].weights)
+    for client in ("c0", "c1", "c2"):
+        own, their = ours.states[client], theirs.states[client]
+        assert (own and own.tensors().keys()) == (their and their.tensors().keys())
+    scores = [row.value for row in log.metrics if row.name == "accuracy"]
+    assert scores == [row.value for row in their_log.metrics if row.name == "accuracy"]
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
+def test_every_base_can_be_fine_tuned(base: Method) -> None:
+    engine, _ = played(DFRD(**{**LITTLE, "base": base}), pictures(), 2)
+    plain, _ = played(base, pictures(), 2)
+    weights = engine.states[SERVER].weights
+    assert not same(weights, plain.states[SERVER].weights)
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        (Local(), "base = Local: its server keeps no model that could be taught"),
+        (FedDM(), "base = FedDM: its clients send no weights"),
+        (Centralised(), "base = Centralised: its rounds are not broadcast, update, aggregate"),
+        (VHL(), "base = VHL: its rounds are not broadcast, update, aggregate"),
+        (DFRD(), "base = DFRD: it fine-tunes another method itself"),
+        ("fedavg", "base = 'fedavg': must be Method"),
+    ],
+)
+def test_a_base_that_cannot_be_fine_tuned_is_refused(base: Any, why: str) -> None:
+    with pytest.raises(BadValue, match=why):
+        DFRD(base=base)
+
+
+def test_alone_a_client_of_a_base_with_a_memory_cannot_be_played() -> None:
+    with pytest.raises(BadValue, match="base = Scaffold: its clients remember more than a model"):
+        DFRD(base=Scaffold(), role="data_free")
+
+
+def test_only_label_counts_travel_besides_what_the_base_sends() -> None:
+    _, log = played(DFRD(**LITTLE), pictures(), 2)
+    _, base_log = played(BASE, pictures(), 2)
+
+    def rows(log: Any) -> list[Any]:
+        return [(r.round, r.step, r.sender, r.field, r.floats, r.hearers) for r in log.messages]
+
+    more = sorted(set(rows(log)) - set(rows(base_log)))
+    assert set(rows(base_log)) <= set(rows(log))
+    assert more == [
+        (round, "update", f"c{i}", "label_counts", 3, 1) for round in (1, 2) for i in range(3)
+    ]
+
+
+def test_counts_are_of_the_examples_used_in_the_round() -> None:
+    world = pictures()
+    base = FedAvg(**FAST, epochs=3)
+    for client, up in sent(DFRD(**{**LITTLE, "base": base}), world).items():
+        held = world.party(client).data.counts(3)
+        assert up.label_counts.tolist() == (3 * held).tolist()
+        assert int(up.label_counts.sum()) == 3 * up.examples
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        (torch.tensor([1, 2]), r"c1 counts \[2\] labels, there are 3 classes"),
+        (torch.tensor([1, 2, -4]), r"c1 counts \[1, 2, -4\]"),
+    ],
+)
+def test_counts_that_do_not_add_up_are_refused(counts: torch.Tensor, why: str) -> None:
+    method, world = DFRD(**LITTLE), pictures()
+    heard = sent(method, world)
+    heard["c1"] = heard["c1"].replace(label_counts=counts)
+    with pytest.raises(BadValue, match=why):
+        aggregated(method, world, heard)
+    nothing = {c: up.replace(label_counts=torch.zeros(3)) for c, up in heard.items()}
+    with pytest.raises(BadValue, match="add up to 0"):
+        aggregated(method, world, nothing)
+
+
+def test_images_are_needed() -> None:
+    with pytest.raises(BadValue, match="a generator of images needs"):
+        played(DFRD(**LITTLE), vectors(), 1)
+
+
+def test_weights_of_another_network_are_refused_in_the_step() -> None:
+    method, world = DFRD(**LITTLE), pictures()
+    heard = sent(method, world)
+    strange = {**heard["c1"].weights, "more": torch.zeros(1)}
+
+    class Swap:
+        def carry(self, message, sender, round, step):  # type: ignore[no-untyped-def]
+            return message.replace(weights=strange) if sender == "c1" else message
+
+    with pytest.raises(StepError, match=r"DFRD.aggregate failed on server"):
+        played(method, world, 1, channels=[Swap()])
+
+
+# Losses
+
+
+def view(method: DFRD, world: World) -> View:
+    """What one step of the generator would see."""
+    heard = sent(method, world)
+    server = server_of(method, world)
+    teaching = method.teaching(server, heard)  # type: ignore[arg-type]
+    maker = method.generator(server.model)
+    (batch,) = method.drawn(server, server.rng("x"), maker, teaching.law, 1)
+    generator, student = server.state.image_generator, server.state.weights
+    return teaching.room.view(maker, generator, batch, student, teaching.stacks, teaching.shares)
+
+
+def test_the_ensemble_weighs_logits_by_the_label_counts_of_each_image() -> None:
+    method, world = DFRD(**LITTLE), pictures()
+    heard, seen = sent(method, world), view(method, world)
+    total = sum(up.label_counts for up in heard.values()).tolist()
+    for image, label in enumerate(seen.labels.tolist()):
+        by_hand = sum(
+            up.label_counts[label] / total[label]
+            * world.server_model(up.weights, seen.images[image : image + 1])[0]
+            for up in heard.values()
+        )  # fmt: skip
+        assert torch.allclose(seen.ensemble[image], by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("selection", ["wrong_student", "disagreement", "all"])
+def test_the_generators_loss_is_equation_five(selection: Any, detached: bool) -> None:
+    method = DFRD(
+        **LITTLE, selection=selection, detached=detached, transferability_weight=3.0,
+        diversity_weight=0.5,
+    )  # fmt: skip
+    seen = view(method, pictures())
+    terms = method.generator_terms(seen)
+    assert float(terms["fidelity"]) == pytest.approx(
+        float(cross_entropy(seen.ensemble, seen.labels)), rel=1e-6
+    )
+    by_hand = terms["fidelity"] + 3 * terms["transferability"] + 0.5 * terms["diversity"]
+    assert torch.equal(method.generator_loss(seen), by_hand)
+    assert terms["transferability"] <= 0 < terms["diversity"] <= 1
+
+
+def test_the_students_loss_is_both_divergences_at_the_temperature() -> None:
+    method, world = DFRD(**LITTLE, average_weight=0.25, temperature=2.0), pictures()
+    heard, server = sent(method, world), server_of(method, world)
+    teaching = method.teaching(server, heard)  # type: ignore[arg-type]
+    maker, own = method.generator(server.model), server.state.image_generator
+    draws = method.drawn(server, server.rng("x"), maker, teaching.law, 2)
+    lessons = [method.lesson(maker, own, teaching, draw) for draw in draws]
+    weights = server.state.weights
+    by_hand = [
+        kl_div(
+            (server.model(weights, lesson.images) / 2).log_softmax(1),
+            (lesson.target / 2).softmax(1), reduction="batchmean",
+        )
+        for lesson in lessons
+    ]  # fmt: skip
+    found = method.lesson_loss(server.model, weights, lessons)
+    assert torch.allclose(found, by_hand[0] + 0.25 * by_hand[1], atol=1e-6)
+
+
+def test_images_for_the_student_come_from_a_generator_at_rest() -> None:
+    method, world = DFRD(**LITTLE), pictures()
+    server = server_of(method, world)
+    teaching = method.teaching(server, sent(method, world))  # type: ignore[arg-type]
+    maker = method.generator(server.model)
+    (draw,) = method.drawn(server, server.rng("x"), maker, teaching.law, 1)
+    lesson = method.lesson(maker, server.state.image_generator, teaching, draw)
+    still = maker.evaluating(server.state.image_generator, draw.noise, draw.labels)
+    assert torch.equal(lesson.images, still)
+    assert not lesson.images.requires_grad
+
+
+def test_labels_are_drawn_by_the_counts_and_draws_may_be_reused() -> None:
+    world = pictures()
+    for reuse in (False, True):
+        method = DFRD(**LITTLE, reuse_draws=reuse)
+        server = server_of(method, world)
+        law = torch.tensor([0.0, 1.0, 0.0])
+        draws = method.drawn(server, server.rng("x"), method.generator(server.model), law, 3)
+        assert all(draw.labels.tolist() == [1] * 8 for draw in draws)
+        assert torch.equal(draws[0].noise, draws[1].noise) == reuse
+
+
+# The average
+
+
+def test_the_average_follows_the_generator_in_closed_form() -> None:
+    keep, kept = 0.7, []
+    world, method = pictures(), DFRD(**LITTLE, average_decay=0.7)
+    begin = server_of(method, world).state
+    assert same(begin.image_generator, begin.average_generator)
+    for rounds in (1, 2, 3):
+        engine, _ = played(method, world, rounds)
+        kept.append(engine.states[SERVER].image_generator)
+    average = engine.states[SERVER].average_generator
+    for name, first in begin.image_generator.items():
+        by_hand = keep**3 * first
+        for round, generator in enumerate(kept, start=1):
+            by_hand = by_hand + (1 - keep) * keep ** (3 - round) * generator[name]
+        assert torch.allclose(average[name], by_hand, atol=1e-6)
+
+
+def test_without_its_weight_the_average_does_not_teach() -> None:
+    some = [
+        played(DFRD(**LITTLE, average_weight=weight, average_decay=decay), pictures(), 2)[0]
+        for weight, decay in ((0.0, 0.1), (0.0, 0.9), (1.0, 0.1), (1.0, 0.9))
+    ]
+    weights = [engine.states[SERVER].weights for engine in some]
+    assert same(weights[0], weights[1])
+    assert not same(weights[2], weights[3])
+
+
+# Without averaging
+
+
+def test_as_data_free_clients_train_on_alone_and_nothing_is_sent_down() -> None:
+    world = pictures()
+    method = DFRD(**LITTLE, role="data_free")
+    engine, log = played(method, world, 3)
+    assert {row.direction for row in log.messages} == {"up"}
+    assert [step.name for step in method.each_round()] == ["update", "aggregate"]
+    for client in world.clients:
+        one = World({client: world.parties[client]}, world.server_model)
+        alone, _ = played(BASE, one, 3)
+        assert same(engine.states[client].weights, alone.states[SERVER].weights)
+
+
+def test_as_data_free_without_iterations_the_server_stays_as_it_began() -> None:
+    world = pictures()
+    method = DFRD(base=BASE, iterations=0, role="data_free")
+    engine, _ = played(method, world, 2)
+    assert same(engine.states[SERVER].weights, server_of(method, world).state.weights)
+
+
+def test_as_data_free_the_student_learns_from_the_clients() -> None:
+    world = pictures()
+    big = {**LITTLE, "iterations": 10, "generator_batch": 16, "generator_width": 32}
+    method = DFRD(**big, role="data_free", distil_lr=0.1, temperature=2.0)
+    _, log = played(method, world, 8)
+    scores = [row.value for row in log.metrics if row.name == "accuracy" and row.round == 8]
+    assert sum(scores) / len(scores) > 1 / 3 + 0.2
+
+
+# Numbers and engines
+
+
+def test_a_curve_of_every_term_can_be_drawn() -> None:
+    _, log = played(DFRD(**LITTLE), pictures(), 2)
+    names = {"generator_loss", "distil_loss", "fidelity", "transferability", "diversity", "loss"}
+    for round in (1, 2):
+        found = {r.name for r in log.metrics if (r.round, r.step) == (round, "aggregate")}
+        assert found == names
+
+
+@pytest.mark.parametrize("role", ["fine_tune", "data_free"])
+def test_engines_agree_with_batch_norms_in_every_network(role: Any) -> None:
+    method = DFRD(**LITTLE, role=role)
+    plain, _ = played(method, pictures(norm="batch"), 2)
+    stacked, _ = played(method, pictures(norm="batch"), 2, engine=Batched)
+
+    def close(left: Weights, right: Weights) -> bool:
+        return all(torch.allclose(left[name], right[name], atol=1e-3) for name in left)
+
+    assert close(plain.states[SERVER].weights, stacked.states[SERVER].weights)
+
+
+def test_the_server_can_show_images_of_each_class() -> None:
+    method, world = DFRD(**LITTLE), pictures()
+    server = server_of(method, world)
+    images, labels = method.imagined(server, 2)  # type: ignore[misc]
+    assert images.shape == (6, 1, 8, 8) and labels.tolist() == [0, 0, 1, 1, 2, 2]
+    again, _ = method.imagined(server, 2)  # type: ignore[misc]
+    assert torch.equal(images, again)
+
+
+def test_values_out_of_range_are_refused() -> None:
+    for wrong in (
+        {"iterations": -1}, {"generator_batch": 1}, {"average_decay": 1.5}, {"temperature": 0.0},
+        {"merge": "mix"}, {"selection": "some"}, {"role": "teacher"},
+    ):  # fmt: skip
+        with pytest.raises(BadValue, match=next(iter(wrong))):
+            replace(DFRD(), **wrong)  # type: ignore[arg-type]

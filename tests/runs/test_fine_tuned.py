@@ -1,0 +1,54 @@
+"""Fine-tuning by a recipe: the base in its own table, pictures of the server's images, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill import runs
+from fedstill.logbook.reader import read_run
+from small_recipes import fedstill, images_recipe, last_weights
+
+LITTLE: dict[str, Any] = {
+    "base": {"name": "fedprox", "lr": 0.05, "batch_size": 8}, "iterations": 2,
+    "generator_steps": 2, "generator_batch": 8, "generator_width": 4, "latent": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["dfrd", "dense", "fedftg"])
+def test_a_run_goes_to_its_end_and_logs_a_curve_of_the_generator(tmp_path: Path, name: str) -> None:
+    recipe = images_recipe(tmp_path, {"name": name, **LITTLE}, rounds=2, pictures=True)
+    said = fedstill("run", recipe, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    found = read_run(tmp_path / "run")
+    assert len(found.series("generator_loss", node="server", step="aggregate")) == 2
+    assert '[method.base]\nname = "fedprox"' in (tmp_path / "run" / "recipe.toml").read_text()
+    drawn = (tmp_path / "run" / "pictures" / "synthetic-server.png").exists()
+    assert drawn == (name != "dense")  # as published it keeps no generator
+
+
+def test_a_killed_run_goes_on_with_its_generators(tmp_path: Path) -> None:
+    recipe = images_recipe(tmp_path, {"name": "dfrd", **LITTLE}, rounds=3)
+    fedstill("run", recipe, "--out", tmp_path / "whole")
+    fedstill("run", recipe, "run.rounds=2", "--out", tmp_path / "parts")
+    runs.resume(tmp_path / "parts", ["run.rounds=3"])
+    whole, parts = (last_weights(tmp_path / folder) for folder in ("whole", "parts"))
+    assert whole == parts and whole
+
+
+def test_another_base_cannot_go_on_with_a_run(tmp_path: Path) -> None:
+    recipe = images_recipe(tmp_path, {"name": "dfrd", **LITTLE}, rounds=1)
+    fedstill("run", recipe, "--out", tmp_path / "run")
+    said = fedstill("resume", tmp_path / "run", "run.rounds=2", "method.base.mu=3")
+    assert said.code == 2
+    assert "method.base.mu was 0.01, not 3.0" in said.err
+
+
+@pytest.mark.parametrize("name", ["dfrd", "dense", "fedftg"])
+def test_show_counts_the_messages_of_the_base(name: str) -> None:
+    said = fedstill("show", name, "base=scaffold", "generator_width=4", "--shape", "1x8x8")
+    assert said.code == 0, said.err
+    assert "control" in said.out
+    assert ("label_counts" in said.out) == (name != "dense")
