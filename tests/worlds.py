@@ -40,6 +40,11 @@ class World:
     def models(self) -> Mapping[NodeId, Model]:
         return {name: party.model for name, party in self.parties.items()}
 
+    @property
+    def common_test(self) -> Data | None:
+        sets = {id(party.test): party.test for party in self.parties.values()}
+        return next(iter(sets.values())) if len(sets) == 1 else None
+
     def on(self, device: str) -> World:
         """The same federation with its data on a device."""
         moved = {
@@ -115,7 +120,9 @@ def experiment(method, world: World, rounds: int = 4, **options) -> Experiment: 
 def played(method, world: World, rounds: int = 4, engine=InProcess, **options):  # type: ignore[no-untyped-def]
     """The engine and the logbook after some rounds."""
     log = MemoryLog()
-    engine_options = {k: options.pop(k) for k in ("absences", "stack_at_most") if k in options}
+    engine_options = {
+        k: options.pop(k) for k in ("absences", "stack_at_most", "memory_limit") if k in options
+    }
     planned = experiment(method, world, rounds, **options)
     engine_options["graph"] = getattr(planned.hearing, "neighbours", None)
     made: Engine = engine(method, world, seed=options.get("seed", 0), **engine_options)

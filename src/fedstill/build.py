@@ -74,10 +74,12 @@ class Built:
             scores=chosen_scores(recipe, len(names)),
             bad_messages=recipe.federation.bad_messages,
         )
-        self.engine = self._engine(recipe.method, population)
+        self.engine = self._engine(
+            recipe.method, population, memory_limit=recipe.engine.memory_limit
+        )
         self.engine_note = f"{self.engine.name}, {why_engine(recipe.engine, self.device)}"
 
-    def _engine(self, method: Method, people: Everybody) -> Engine:
+    def _engine(self, method: Method, people: Everybody, memory_limit: int | None = None) -> Engine:
         recipe = self.recipe
         options: Table = {
             "seed": recipe.run.seed,
@@ -85,6 +87,7 @@ class Built:
             "store": self.store,
             "record": recipe.engine.record,
             "graph": self.graph.neighbours,
+            "memory_limit": memory_limit,
         }
         if engine_name(recipe.engine, self.device) == "in_process":
             return InProcess(method, people, **options)
@@ -201,13 +204,17 @@ def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Mo
     strangers = [name for name in by_name if name not in names]
     if strangers:
         raise RecipeError(["models.clients: " + unknown("client", n, names) for n in strangers])
+    made: dict[str, Model] = {}  # clients with equal tables share one description
     models = {}
     for i, name in enumerate(names):
         turn = cycle[i % len(cycle)] if cycle else {}
         table = joined_tables(common, turn, by_name.get(name, {}))
-        models[name] = network(table, shape, collection.classes)
+        key = repr(table)
+        if key not in made:
+            made[key] = network(table, shape, collection.classes)
+        models[name] = made[key]
     server = network(common, shape, collection.classes)
-    if recipe.method.scored is Place.SERVER and any(m != server for m in models.values()):
+    if recipe.method.scored is Place.SERVER and any(m != server for m in made.values()):
         raise RecipeError(
             f"models: {recipe.method_name} averages one network, but the clients' networks differ; "
             "leave out models.cycle and models.clients, or use a method for mixed networks"

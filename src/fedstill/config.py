@@ -102,6 +102,7 @@ class EngineTable:
     name: Literal["auto", "in_process", "batched"] = "auto"
     stack_at_most: Count = 256
     record: bool = True  # on a GPU, replay the steps of a loop from a recording
+    memory_limit: Whole | None = None  # bytes of clients' memories at hand; the rest lie on disk
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def draw(built: Built, rows: Run, target: Path) -> list[Path]:
         plots.accuracy_by_bytes([rows], target / "accuracy-by-bytes.png"),
         grids.partition(counts, names, target / "partition.png", classes=classes),
     ]
-    if built.recipe.method.scored is Place.CLIENTS:
+    if built.recipe.method.scored is Place.CLIENTS and rows.summary.get("accuracy_matrix"):
         matrix, path = rows.matrix(), target / "accuracy-matrix.png"
         networks = named_networks(built.models)
         drawn.append(

@@ -11,12 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from fedstill import pictures
 from fedstill.build import Built, decisive, differences, named_networks
 from fedstill.config import Recipe, checked, read_recipe
-from fedstill.core import trees
 from fedstill.core.errors import RecipeError, RunFolderError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import SERVER
@@ -37,6 +34,7 @@ except ImportError:  # not on this system: two processes in one folder go unnoti
     fcntl = None  # type: ignore[assignment]
 
 FOLDER_VERSION = 1
+ASLEEP = "asleep"  # clients' memories beyond engine.memory_limit, while a run lasts
 BEGINNING = ("environment.json", "partition.csv", ".environment.json.new", "recipe.toml.draft")
 
 
@@ -50,7 +48,7 @@ def begin(recipe: Recipe, folder: Path, watch: Watch = lambda progress: None) ->
         write_json(folder / "environment.json", facts)
         _write_partition(built.collection, folder / "partition.csv")
         _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
-    with _alone(folder):
+    with _alone(folder), built.engine.states.lying_in(folder / ASLEEP):
         return _play(built, folder, watch, None)
 
 
@@ -68,15 +66,19 @@ def _resumed(recipe: Recipe, folder: Path, changed: bool, watch: Watch) -> Path:
     if checkpoint.latest(checkpoints) is not None:
         _check_same(folder, recipe_of(folder), recipe)
     built = Built(recipe)
-    saved = checkpoint.read_latest(checkpoints, state_kinds(recipe.method), digest=built.digest())
-    if saved is not None:
-        _check_rounds(folder, recipe, saved)
-    with _writing(folder):
-        if changed:
-            _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
-        if saved is None or saved.round < recipe.run.rounds:  # no longer finished
-            (folder / "summary.json").unlink(missing_ok=True)
-    return _play(built, folder, watch, saved)
+    with built.engine.states.lying_in(folder / ASLEEP):
+        saved = checkpoint.read_latest(
+            checkpoints, state_kinds(recipe.method), digest=built.digest(),
+            into=built.engine.states, device=built.device,
+        )  # fmt: skip
+        if saved is not None:
+            _check_rounds(folder, recipe, saved)
+        with _writing(folder):
+            if changed:
+                _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
+            if saved is None or saved.round < recipe.run.rounds:  # no longer finished
+                (folder / "summary.json").unlink(missing_ok=True)
+        return _play(built, folder, watch, saved)
 
 
 def _check_same(folder: Path, before: Recipe, now: Recipe) -> None:
@@ -109,23 +111,26 @@ def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | No
     experiment = replace(built.experiment, channels=[gallery])
     done = None if saved is None else saved.round
     traffic = {"said": 0 if saved is None else int(saved.extra.get("said", 0))}
-    if saved is not None:
-        engine.restore(_on_device(saved.states, built.device))
+    engine.states.changed.clear()
+    base = None if saved is None else saved.path
     with FolderLog(folder) as log:
         log.rewind(-1 if done is None else done)
         for note in _first_notes(built, saved):
             log.write(note)
 
         def save(round: int) -> None:
+            nonlocal base
             ended = round == recipe.run.rounds
             if ended:
                 pictures.draw_sets(built, folder / "pictures", gallery)
             if ended or round % recipe.run.checkpoint_every == 0:
                 log.flush()
-                checkpoint.write(
+                base = checkpoint.write(
                     folder / "checkpoints", round, engine.states, digest=digest,
                     keep=recipe.run.keep_checkpoints, extra={**traffic, "ended": ended},
+                    base=base, changed=engine.states.changed,
                 )  # fmt: skip
+                engine.states.changed.clear()
 
         def watched(progress: Progress) -> None:
             traffic["said"] = progress.bytes
@@ -160,7 +165,7 @@ def _finish(built: Built, folder: Path) -> None:
         device=str(built.device),
         networks=named_networks(built.models),
     )
-    pictures.draw(built, rows, folder / "pictures")
+    pictures.draw(built, replace(rows, summary=summary), folder / "pictures")
     write_summary(folder, summary)
 
 
@@ -182,12 +187,6 @@ def content_digest(collection: Collection) -> str:
     seen = {id(e): e for site in collection.sites for e in (site.pool, site.test)}
     digests = sorted(examples.digest() for examples in seen.values())
     return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _on_device(
-    states: dict[NodeId, State | None], device: torch.device
-) -> dict[NodeId, State | None]:
-    return {node: trees.to(state, device) for node, state in states.items()}
 
 
 def _check_version(folder: Path) -> None:

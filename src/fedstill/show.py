@@ -61,6 +61,7 @@ class _Cast:
         self.clients = stage.names
         self.models: Mapping[NodeId, Model] = dict.fromkeys(stage.names, model)
         blank = torch.zeros(1, *stage.model.shape, dtype=torch.uint8)
+        self.common_test = None
         self.public = Data.unlabelled(blank.expand(stage.public, *stage.model.shape))
         labels = torch.arange(stage.held).repeat_interleave(stage.per_class)
         images = blank.expand(len(labels), *stage.model.shape)

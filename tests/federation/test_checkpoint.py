@@ -399,3 +399,111 @@ def test_a_file_name_gives_the_node_back(node: str) -> None:
     assert unquote(name.removesuffix(".safetensors")) == node
     assert name == name.lower()
     assert not set(name) & set("/\\:\0 ")
+
+
+# What is still the same is not written again
+
+
+def grown(folder: Path, rounds: int, **options: Any) -> Path:
+    """Checkpoints of a run in which the server and one of three clients change in each round."""
+    base, states = None, {f"c{i}": Other(float(i)) for i in range(3)}
+    changed = {"server", *states}
+    for round in range(1, rounds + 1):
+        states |= {"server": Other(10.0 * round), f"c{round % 3}": Other(float(round))}  # type: ignore[dict-item]
+        changed |= {"server", f"c{round % 3}"}
+        base = write(folder, round, states, digest="d", base=base, changed=changed, **options)
+        changed = set()
+    assert base is not None
+    return base
+
+
+def numbers(path: Path) -> dict[str, float]:
+    saved = read(path, KINDS, digest="d")
+    return {node: state.number for node, state in saved.states.items() if isinstance(state, Other)}
+
+
+def test_unchanged_memories_share_the_file_of_the_checkpoint_before(tmp_path: Path) -> None:
+    path = grown(tmp_path, 5, keep=2)
+    assert numbers(path) == {"c0": 3.0, "c1": 4.0, "c2": 5.0, "server": 50.0}
+    before = path.with_name("round-00004")
+    shared = {file.name for file in path.glob("*.safetensors") if file.samefile(before / file.name)}
+    assert shared == {"c0.safetensors", "c1.safetensors"}
+    shutil.rmtree(before)
+    assert numbers(path)["c0"] == 3.0
+
+
+def test_where_files_cannot_be_shared_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refusing)
+        path = grown(tmp_path / "apart", 5)
+    assert numbers(path) == numbers(grown(tmp_path / "shared", 5))
+
+
+@pytest.mark.parametrize("harm", ["c1.safetensors", "checkpoint.json"])
+def test_what_the_checkpoint_before_lacks_is_written(tmp_path: Path, harm: str) -> None:
+    base = grown(tmp_path, 2)
+    (base / harm).unlink()
+    states = {"server": Other(1.0), "c1": Other(2.0), "c3": Other(4.0)}
+    path = write(tmp_path, 3, states, digest="d", base=base, changed={"server"})
+    assert numbers(path) == {"server": 1.0, "c1": 2.0, "c3": 4.0}
+    path = write(tmp_path, 4, states, digest="d", base=tmp_path / "nowhere")
+    assert numbers(path) == {"server": 1.0, "c1": 2.0, "c3": 4.0}
+
+
+@pytest.mark.parametrize("call", ["link", "fsync", "replace", "unlink"])
+def test_a_kill_while_files_are_shared_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    real = getattr(os, call)
+    for number in count():
+        folder, left = tmp_path / str(number), number
+        base = grown(folder, 2, keep=1)
+
+        def dying(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return real(*args, **options)
+
+        states = {**{f"c{i}": Other(float(i)) for i in range(3)}, "server": Other(0.5)}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, dying)
+            finished = plays(
+                partial(write, folder, 3, states, digest="d", keep=1, base=base, changed={"server"})
+            )
+        saved = read_latest(folder, KINDS, digest="d")
+        assert saved is not None and saved.notes == [] and saved.round in (2, 3)
+        if finished:
+            assert saved.round == 3 and number > 0
+            return
+
+
+def test_nodes_without_memory_are_listed_and_older_lists_are_read(tmp_path: Path) -> None:
+    path = write_round(tmp_path, 1)
+    index = json.loads((path / "checkpoint.json").read_text())
+    assert index["blank"] == ["c2"] and "c2" not in index["nodes"]
+    del index["blank"]
+    index["nodes"]["c2"] = {"file": None, "sha256": None, "state": None}
+    (path / "checkpoint.json").write_text(json.dumps(index))
+    assert_holds(read(path, KINDS, digest="d"), 1)
+    (path / "checkpoint.json").write_text(json.dumps({**index, "blank": [3]}))
+    with pytest.raises(DamagedCheckpoint, match="lacks what a checkpoint lists"):
+        read(path, KINDS, digest="d")
+
+
+def test_memories_are_read_into_a_given_place(tmp_path: Path) -> None:
+    write_round(tmp_path, 1)
+    flip(write_round(tmp_path, 2) / "c1.safetensors")
+    place: dict[str, State | None] = {"stranger": None}
+    saved = read_latest(tmp_path, KINDS, digest="d", into=place)
+    assert saved is not None and saved.states is place
+    assert saved.path == tmp_path / "round-00001"
+    assert_holds(saved, 1)
+    assert "stranger" not in place

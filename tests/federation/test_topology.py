@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
+from fedstill.core.seeds import generator
 from fedstill.federation.topology import (
     TOPOLOGIES,
     Complete,
@@ -20,6 +21,7 @@ from fedstill.federation.topology import (
     Ring,
     Star,
     Topology,
+    _connected,
 )
 
 few = settings(max_examples=60, derandomize=True, deadline=None, database=None)
@@ -104,6 +106,24 @@ def test_in_a_complete_graph_everyone_awake_hears_everyone() -> None:
     assert graph.hearers("c1", ["c1", "c3"]) == [SERVER, "c3"]
     assert graph.hearers(SERVER, ["c3", "c1"]) == ["c1", "c3"]
     assert torch.equal(graph.matrix(), torch.ones(4, 4) - torch.eye(4))
+
+
+@few
+@given(count=st.integers(1, 12), seed=seeds)
+def test_a_complete_graph_has_the_edges_of_all_pairs(count: int, seed: int) -> None:
+    edges = Complete().edges(clients(count), seed)
+    assert dict(edges) == dict(Topology.edges(Complete(), clients(count), seed))
+    assert_sound(edges)
+
+
+@few
+@given(count=st.integers(2, 40), chance=st.floats(0.3, 1), seed=seeds)
+def test_pairs_are_drawn_as_if_all_at_once(count: int, chance: float, seed: int) -> None:
+    pairs = list(Complete().pairs(count, seed))
+    drawn = torch.rand(len(pairs), generator=generator(seed, "topology", 0), dtype=torch.float64)
+    joined = [pair for pair, number in zip(pairs, drawn.tolist(), strict=True) if number < chance]
+    assume(_connected(count, joined))
+    assert list(ErdosRenyi(chance).pairs(count, seed)) == joined
 
 
 def test_sleeping_neighbours_do_not_hear() -> None:

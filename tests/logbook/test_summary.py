@@ -89,6 +89,20 @@ def test_clients_scored_on_their_own_data_only_have_a_local_average_only():
     json.dumps(summary, allow_nan=False)
 
 
+def test_thousands_scored_at_home_are_summed_up_without_a_matrix_of_all_pairs():
+    log = MemoryLog()
+    for number in range(3000):
+        score(log, 1, f"c{number}", {f"c{number}": 0.25})
+    summary = summarise(log.rows())
+    assert "accuracy_matrix" not in summary
+    assert summary["averaged_local_accuracy"] == 0.25
+    assert summary["local_accuracy_by_client"] == {f"c{n}": 0.25 for n in range(3000)}
+    assert set(summary["inter_accuracy_by_client"].values()) == {None}
+    score(log, 1, "c0", {"c1": 0.5})
+    log.metrics[:] = [row for row in log.metrics if row.node in {f"c{n}" for n in range(31)}]
+    assert len(summarise(log.rows())["accuracy_matrix"]["values"]) == 31
+
+
 def test_one_client_alone_has_no_inter_accuracy():
     log = MemoryLog()
     score(log, 1, "a", {"a": 0.5})

@@ -73,6 +73,12 @@ def test_a_partition_is_drawn_for_few_and_many(tmp_path, clients, classes):
     assert 500 < width < 3000 and 200 < height < 2000
 
 
+def test_of_thousands_of_clients_the_first_are_drawn(tmp_path):
+    names = [f"client-{number}" for number in range(5000)]
+    width, height = size_of(plots.partition(np.ones((5000, 3)), names, tmp_path / "p.png"))
+    assert width < 3000 and height < 2000
+
+
 @pytest.mark.parametrize("clients", [2, 5, 30])
 def test_an_accuracy_matrix_may_have_holes(tmp_path, clients):
     matrix = np.linspace(0, 1, clients * clients).reshape(clients, clients)

@@ -412,7 +412,7 @@ def _generator(seed: int) -> np.random.Generator:
 
 
 def _sorted(parts: list[Rows]) -> list[Rows]:
-    return [np.sort(part).astype(np.int64) for part in parts]
+    return [np.sort(part).astype(np.int64, copy=False) for part in parts]
 
 
 def _checked_count(name: str, value: int) -> int:

@@ -87,7 +87,7 @@ class ImageSet:
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)  # there may be thousands
 class Site:
     """One client's data, before any tensor."""
 
@@ -140,7 +140,7 @@ class Collection:
         names = [site.name for site in self.sites]
         if len(set(names)) != len(names):
             raise DataError(f"{self.name}: client names must differ, but are {', '.join(names)}")
-        first = self.sites[0]
+        first, tests = self.sites[0], set()
         for site in self.sites:
             if site.pool.shape != first.pool.shape:
                 raise DataError(
@@ -149,7 +149,9 @@ class Collection:
                     "give size and channels to bring them to one shape"
                 )
             _check_labels(site.name, site.labels, self.classes)
-            _check_labels(f"{site.name} (test)", site.test.labels, self.classes)
+            if id(site.test) not in tests:  # clients of one partition share it
+                _check_labels(f"{site.name} (test)", site.test.labels, self.classes)
+                tests.add(id(site.test))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -237,6 +239,8 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
 
 def merged(parts: Sequence[Examples]) -> Examples:
     """The examples of all parts, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
     images = np.concatenate([part.images for part in parts])
     return Examples(images, np.concatenate([part.labels for part in parts]))
 

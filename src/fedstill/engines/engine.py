@@ -15,6 +15,7 @@ from fedstill.core.method import Method, Step
 from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
+from fedstill.engines.memories import Memories
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Party:
 
 
 class Everybody(Protocol):
-    """Who exists. A party is made when it is asked for."""
+    """Who exists. A party is made when it is asked for.
+
+    `common_test` is the test set of all clients, where they share the very same one.
+    """
 
     @property
     def clients(self) -> Sequence[NodeId]: ...
@@ -48,6 +52,9 @@ class Everybody(Protocol):
 
     @property
     def public(self) -> Data: ...
+
+    @property
+    def common_test(self) -> Data | None: ...
 
     def party(self, node: NodeId) -> Party: ...
 
@@ -64,7 +71,7 @@ class Engine(Protocol):
     def node(self, id: NodeId, round: int, step: str) -> Node[Any]: ...
 
     @property
-    def states(self) -> dict[NodeId, State | None]: ...
+    def states(self) -> Memories: ...
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None: ...
 

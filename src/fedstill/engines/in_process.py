@@ -15,11 +15,12 @@ from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Inbox, Node, Store
 from fedstill.core.records import NodeId, State
 from fedstill.engines.engine import Absences, Everybody, Outcome, autograd_gradient
+from fedstill.engines.memories import Memories
 from fedstill.engines.recorded import CudaGraphs, Recorder
 
 
 class InProcess:
-    """Plays a step on its nodes in turn; memories are a dict."""
+    """Plays a step on its nodes in turn."""
 
     name = "in_process"
 
@@ -34,6 +35,7 @@ class InProcess:
         store: Store | None = None,
         record: bool = True,
         graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
+        memory_limit: int | None = None,
     ):
         self.method = method
         self.everybody = everybody
@@ -44,16 +46,12 @@ class InProcess:
         graphs = record and self.device.type == "cuda"
         self.recorder = Recorder(CudaGraphs(self.device)) if graphs else None
         self.graph = graph
-        self._states: dict[NodeId, State | None] = {}
-
-    @property
-    def states(self) -> dict[NodeId, State | None]:
-        """The memories of all nodes that have acted."""
-        return dict(self._states)
+        self.states = Memories(memory_limit, self.device)
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Go on from these memories."""
-        self._states = dict(states)
+        self.states.clear()
+        self.states.update(states)
 
     def play(
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
@@ -100,12 +98,12 @@ class InProcess:
 
     def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
         """A node as a step sees it; its memory is made the first time it is asked for."""
-        if id not in self._states:
+        if id not in self.states:
             fresh = self._bare(id, 0, "memory")
             make = self.method.server_state if id == SERVER else self.method.client_state
-            self._states[id] = make(fresh)
+            self.states[id] = make(fresh)
         node = self._bare(id, round, step)
-        node.state = self._states[id]
+        node.state = self.states[id]
         return node
 
     def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
@@ -130,6 +128,6 @@ class InProcess:
 
     def _committed(self, node: Node[Any], message: Any) -> Outcome:
         """Keep the memory of a step that succeeded; move its numbers to the host."""
-        self._states[node.id] = node.state
+        self.states[node.id] = node.state
         numbers = {name: float(number) for name, number in node.numbers.items()}
         return Outcome(message, numbers, tuple(node.spent), dict(node.rejected))

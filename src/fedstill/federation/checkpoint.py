@@ -4,6 +4,8 @@ A checkpoint is a folder `round-00012` with one file per node that remembers som
 `checkpoint.json` that lists them with their hashes. It is written under another name and renamed
 when all of it is on the disk, so whatever bears the name is whole. Nothing else is stored: every
 draw is a function of the seed and of what it is for, so a resumed run is exact.
+
+A memory that is still that of an earlier checkpoint is not written again: the two share the file.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedstill.core.errors import BadValue, RunFolderError, WireError
 from fedstill.core.records import NodeId, State
@@ -33,6 +37,7 @@ _REPLACED = ".replaced"
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _LONGEST = 200  # characters of a file name; most file systems take 255
 
+Line = dict[str, Any]  # of the index: file, sha256 and the memory's class, of one node
 Kinds = Mapping[str, type[State]] | Callable[[NodeId], type[State] | None]
 """Which memory a node has: by the name of its class, or by a function of the node."""
 
@@ -46,8 +51,9 @@ class Saved:
     """What a checkpoint held; `notes` says what was passed over to get to it."""
 
     round: int
-    states: dict[NodeId, State | None]
+    states: MutableMapping[NodeId, State | None]
     extra: dict[str, Any]
+    path: Path
     notes: list[str] = field(default_factory=list)
 
 
@@ -59,10 +65,13 @@ def write(
     digest: str,
     keep: int = 2,
     extra: Mapping[str, Any] | None = None,
+    base: Path | None = None,
+    changed: Collection[NodeId] = (),
 ) -> Path:
     """Save what every node remembers after a round, and delete checkpoints beyond the last `keep`.
 
-    `digest` tells this experiment from others; `extra` is anything JSON can hold.
+    `digest` tells this experiment from others; `extra` is anything JSON can hold. Whoever is in
+    the checkpoint `base` and not among the `changed` remembers what stands there.
     """
     if keep < 1 or round < 0:
         raise BadValue(f"checkpoint: keep = {keep} must be at least 1, round = {round} at least 0")
@@ -76,12 +85,21 @@ def write(
         target.parent.mkdir(parents=True, exist_ok=True)
         _delete(draft)
         draft.mkdir()
-        nodes = {node: _write_state(draft, node, state) for node, state in states.items()}
+        known = _unchanged(draft, base, [node for node in states if node not in changed])
+        nodes: dict[NodeId, Line] = {}
+        blank: list[NodeId] = []  # those who have acted and remember nothing
+        for node in states:
+            if node in known:
+                nodes[node] = known[node]
+            elif (state := states[node]) is None:
+                blank.append(node)
+            else:
+                nodes[node] = _write_state(draft, node, state)
         index = {
             "format": FORMAT, "round": round, "digest": digest,
-            "nodes": nodes, "extra": dict(extra or {}),
+            "nodes": nodes, "blank": blank, "extra": dict(extra or {}),
         }  # fmt: skip
-        _put(draft / INDEX, json.dumps(index, indent=1).encode())
+        _put(draft / INDEX, json.dumps(index).encode())
         _sync(draft)
         _publish(draft, target)
         _tidy(target, round, keep)
@@ -99,29 +117,49 @@ def latest(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def read(path: Path, kinds: Kinds, *, digest: str | None) -> Saved:
-    """What a checkpoint holds, checked against its hashes and, unless None, the digest."""
-    path = Path(path)
+def read(
+    path: Path,
+    kinds: Kinds,
+    *,
+    digest: str | None,
+    into: MutableMapping[NodeId, State | None] | None = None,
+    device: torch.device | str = "cpu",
+) -> Saved:
+    """What a checkpoint holds, checked against its hashes and, unless None, the digest.
+
+    Memories are read one after the other, onto a device, into the place given for them.
+    """
+    path, states = Path(path), {} if into is None else into
     index = _index(path)
     if digest is not None and index["digest"] != digest:
         raise RunFolderError(
             f"{path} belongs to another experiment (digest {index['digest']}, this one has "
             f"{digest}); resume with the recipe that began it, or give this run a new folder"
         )
-    states = {node: _read_state(path, node, line, kinds) for node, line in index["nodes"].items()}
-    return Saved(index["round"], states, index["extra"])
+    states.clear()
+    for node, line in index["nodes"].items():
+        states[node] = _read_state(path, node, line, kinds, device)
+    states.update(dict.fromkeys(index.get("blank", ())))
+    return Saved(index["round"], states, index["extra"], path)
 
 
-def read_latest(folder: Path, kinds: Kinds, *, digest: str | None) -> Saved | None:
+def read_latest(
+    folder: Path,
+    kinds: Kinds,
+    *,
+    digest: str | None,
+    into: MutableMapping[NodeId, State | None] | None = None,
+    device: torch.device | str = "cpu",
+) -> Saved | None:
     """The newest checkpoint that is not damaged; None where there is no checkpoint at all."""
     notes: list[str] = []
     for path in _complete(Path(folder)):
         try:
-            saved = read(path, kinds, digest=digest)
+            saved = read(path, kinds, digest=digest, into=into, device=device)
         except DamagedCheckpoint as error:
             notes.append(f"passed over: {error}")
         else:
-            return Saved(saved.round, saved.states, saved.extra, notes)
+            return replace(saved, notes=notes)
     if notes:
         raise DamagedCheckpoint(
             f"every checkpoint in {folder} is damaged; start the run again in a new folder\n"
@@ -130,9 +168,28 @@ def read_latest(folder: Path, kinds: Kinds, *, digest: str | None) -> Saved | No
     return None
 
 
-def _write_state(folder: Path, node: NodeId, state: State | None) -> dict[str, str | None]:
-    if state is None:
-        return {"file": None, "sha256": None, "state": None}
+def _unchanged(draft: Path, base: Path | None, nodes: Iterable[NodeId]) -> dict[NodeId, Line]:
+    """The lines of those whose files could be shared with an earlier checkpoint."""
+    if base is None:
+        return {}
+    try:
+        known = _index(base)["nodes"]
+    except RunFolderError:
+        return {}
+    lines = {node: known[node] for node in nodes if node in known and known[node]["file"]}
+    return {n: line for n, line in lines.items() if _linked(base / Path(line["file"]).name, draft)}
+
+
+def _linked(file: Path, folder: Path) -> bool:
+    """Give a file a second name in a folder; False where the system cannot."""
+    try:
+        os.link(file, folder / file.name)
+    except OSError:
+        return False
+    return True
+
+
+def _write_state(folder: Path, node: NodeId, state: State) -> Line:
     data = codec.encode(state)
     name = file_name(node)
     _put(folder / name, data)
@@ -140,7 +197,9 @@ def _write_state(folder: Path, node: NodeId, state: State | None) -> dict[str, s
     return {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "state": kind}
 
 
-def _read_state(path: Path, node: NodeId, line: Any, kinds: Kinds) -> State | None:
+def _read_state(
+    path: Path, node: NodeId, line: Line, kinds: Kinds, device: torch.device | str
+) -> State | None:
     if line["state"] is None:
         return None
     kind = kinds.get(line["state"]) if isinstance(kinds, Mapping) else kinds(node)
@@ -160,7 +219,7 @@ def _read_state(path: Path, node: NodeId, line: Any, kinds: Kinds) -> State | No
     if hashlib.sha256(data).hexdigest() != line["sha256"]:
         raise DamagedCheckpoint(f"{path} is damaged: {file.name} is not what was written")
     try:
-        return codec.decode(data, kind, limits=codec.OWN)
+        return codec.decode(data, kind, limits=codec.OWN, device=device)
     except WireError as error:
         raise RunFolderError(
             f"{file} is intact, but was written by other code: {error}; resume with the version "
@@ -192,6 +251,9 @@ def _index(path: Path) -> dict[str, Any]:
 def _well_formed(index: Mapping[str, Any]) -> bool:
     kinds = {"round": int, "digest": str, "nodes": dict, "extra": dict}
     if not all(isinstance(index.get(name), kind) for name, kind in kinds.items()):
+        return False
+    blank = index.get("blank", [])  # older checkpoints list those nodes among the others
+    if not isinstance(blank, list) or not all(isinstance(node, str) for node in blank):
         return False
     return all(
         isinstance(line, dict)

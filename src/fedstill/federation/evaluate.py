@@ -16,23 +16,22 @@ from fedstill.federation.experiment import Experiment
 from fedstill.logbook.events import Number
 
 CHUNK = 1024
+EVERYONE = "everyone"  # stands for all clients where a score is theirs alike
 
 
 def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Number]:
     """Accuracy and loss of each scored model on the clients' test sets.
 
     A server's model is tested on every client's set; a client's model on every client's set
-    (`cross`) or only on its own. Clients that share the very same test set share the one pass.
+    (`cross`) or only on its own. Clients that share the very same test set share the one pass;
+    without `cross`, a server's score on the one set of all clients is also written once.
     """
     people = experiment.population
     method = experiment.method
     for holder in holders(method, engine, people.clients):
         node = engine.node(holder, round, "evaluate")
-        own_only = holder != SERVER and (experiment.scores == "own" or method.scores_own)
-        targets = [holder] if own_only else people.clients
         known: dict[int, tuple[float, float]] = {}
-        for target in targets:
-            test = people.party(target).test
+        for target, test in _tests(experiment, holder):
             if not len(test):
                 continue
             if id(test) not in known:
@@ -44,10 +43,27 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
 
 def holders(method: Method, engine: Engine, clients: Sequence[NodeId]) -> Sequence[NodeId]:
     """Whose models are scored: the server's, or those of the clients that have acted, or both."""
+    acted = engine.states
     if method.scored is Place.CLIENTS:
-        return [c for c in clients if c in engine.states]
-    kept = engine.states if method.scores_own else {}
-    return [SERVER, *(c for c in clients if kept.get(c) is not None)]
+        return [c for c in clients if c in acted]
+    if not method.scores_own:
+        return [SERVER]
+    return [SERVER, *(c for c in clients if acted.get(c) is not None)]
+
+
+def _tests(experiment: Experiment, holder: NodeId) -> Iterator[tuple[NodeId, Data]]:
+    """The test sets for somebody's model, each with the name of its client."""
+    people, own_only = experiment.population, experiment.scores == "own"
+    if holder == SERVER:
+        common = people.common_test if own_only else None
+        if common is not None:
+            yield EVERYONE, common
+            return
+    elif own_only or experiment.method.scores_own:
+        yield holder, people.party(holder).test
+        return
+    for target in people.clients:
+        yield target, people.party(target).test
 
 
 @torch.no_grad()

@@ -1,10 +1,14 @@
-"""Population: who exists, with data, tests and networks, made on demand; no state."""
+"""Population: who exists, with data, tests and networks, made on demand; no state.
+
+Of a client that sleeps there are a name, the numbers of its rows and a network's description,
+which clients of one kind share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from functools import cached_property
 
 import torch
 from numpy.typing import NDArray
@@ -17,6 +21,7 @@ from fedstill.data.sites import Collection, Examples, Site
 from fedstill.data.unlabelled import Unlabelled
 from fedstill.engines.engine import Party
 
+MOST_PARTIES = 1024  # made and kept; of those beyond, the ones asked for last
 Key = tuple[int, tuple[float, ...], tuple[float, ...]]  # a stored set, its mean and deviation
 
 
@@ -38,32 +43,45 @@ class Population:
         self.public = Data() if public is None else self._unlabelled(public)
         self._server = Party(Data(), Data(), server_model)
         self._sites = {site.name: site for site in collection.sites}
+        self._clients = tuple(self._sites)
+        self._learning: Mapping[NodeId, Data] = {}  # instead of the sites' examples
         self._pools: dict[Key, Pool] = {}
         self._tests: dict[Key, Data] = {}
         self._parties: dict[NodeId, Party] = {}
 
     @property
     def clients(self) -> Sequence[NodeId]:
-        return list(self._sites)
+        return self._clients
+
+    @cached_property
+    def common_test(self) -> Data | None:
+        """The test set of all clients, or None where there are several."""
+        first, *others = self._sites.values()
+        key = _key(first.test, first)
+        return self._test(first) if all(_key(site.test, site) == key for site in others) else None
 
     def party(self, node: NodeId) -> Party:
         """The server, or a client; an unknown name is a KeyError."""
         if node == SERVER:
             return self._server
-        if node not in self._parties:
-            site = self._sites[node]
-            data = Data((Part(self._pool(site.pool, site), self._rows(site.rows)),))
-            self._parties[node] = Party(data, self._test(site), self.models[node])
-        return self._parties[node]
+        party = self._parties.pop(node, None) or self._made(node)
+        self._parties[node] = party  # the one asked for last comes last
+        if len(self._parties) > MOST_PARTIES:
+            del self._parties[next(iter(self._parties))]
+        return party
 
     def learning_from(self, data: Mapping[NodeId, Data]) -> Population:
         """The same people with other training examples; tests and networks stay."""
         twin = copy(self)
-        twin._parties = {
-            node: replace(self.party(node), data=data.get(node, self.party(node).data))
-            for node in self.clients
-        }
+        twin._learning, twin._parties = data, {}
         return twin
+
+    def _made(self, node: NodeId) -> Party:
+        site = self._sites[node]
+        data = self._learning.get(node)
+        if data is None:
+            data = Data((Part(self._pool(site.pool, site), self._rows(site.rows)),))
+        return Party(data, self._test(site), self.models[node])
 
     def _test(self, site: Site) -> Data:
         """The test set; the very same object for all clients that share it."""

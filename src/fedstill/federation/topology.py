@@ -7,7 +7,7 @@ every client and is heard by every client that is awake, whatever the topology.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -41,6 +41,9 @@ class Graph:
             return [member for member in self.members if member in present]
         if speaker not in self.neighbours:
             raise BadValue(unknown("client", speaker, self.members))
+        if isinstance(self.neighbours, _Everyone):  # as many as are awake, not as exist
+            others = (other for other in present if other in self.neighbours and other != speaker)
+            return [SERVER, *sorted(others)]
         return [SERVER, *(other for other in self.neighbours[speaker] if other in present)]
 
     def matrix(self) -> Tensor:
@@ -51,6 +54,27 @@ class Graph:
             for other in others:
                 made[place[member], place[other]] = 1.0
         return made
+
+
+class _Everyone(Mapping[NodeId, tuple[NodeId, ...]]):
+    """Every client with all the others as neighbours; who they are is made when asked for."""
+
+    def __init__(self, names: Sequence[NodeId]):
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: NodeId) -> tuple[NodeId, ...]:
+        if name not in self._names:
+            raise KeyError(name)
+        return tuple(other for other in self._names if other != name)
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
 
 @dataclass(frozen=True)
@@ -93,8 +117,11 @@ class Star(Topology):
 class Complete(Topology):
     """Every client hears every other."""
 
+    def edges(self, members: Sequence[NodeId], seed: int) -> Edges:
+        return _Everyone(_sorted(members))
+
     def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
-        return _all_pairs(clients)
+        return ((one, other) for one in range(clients) for other in range(one + 1, clients))
 
 
 @dataclass(frozen=True)
@@ -158,11 +185,13 @@ class ErdosRenyi(Topology):
     probability: Annotated[float, Range(0, 1, open_low=True)] = 0.5
 
     def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
-        every = _all_pairs(clients)
         for attempt in range(DRAWS):
             rng = generator(seed, "topology", attempt)
-            drawn = torch.rand(len(every), generator=rng, dtype=torch.float64).tolist()
-            made = [p for p, number in zip(every, drawn, strict=True) if number < self.probability]
+            made: list[Pair] = []
+            for one in range(clients - 1):
+                drawn = torch.rand(clients - one - 1, generator=rng, dtype=torch.float64)
+                joined = torch.nonzero(drawn < self.probability).flatten() + one + 1
+                made += ((one, other) for other in joined.tolist())
             if _connected(clients, made):
                 return made
         enough = min(1.0, 2 * math.log(clients) / clients)
@@ -189,10 +218,6 @@ def _sorted(members: Sequence[NodeId]) -> list[NodeId]:
     if SERVER in names:
         raise BadValue(f"no client may be named {SERVER!r}: that is the server's name")
     return names
-
-
-def _all_pairs(clients: int) -> list[Pair]:
-    return [(one, other) for one in range(clients) for other in range(one + 1, clients)]
 
 
 def _pair(one: int, other: int) -> Pair:

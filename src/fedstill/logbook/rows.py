@@ -108,12 +108,17 @@ def accuracies(metrics: Iterable[Number]) -> dict[int, Scores]:
 
 def matrix_of(scores: Mapping[str, Mapping[str, float]]) -> Matrix:
     """Scores as a table; a model stands in the row that has its own test set on the diagonal."""
-    targets = tuple(dict.fromkeys(target for by in scores.values() for target in by))
-    own = [target for target in targets if target in scores]
-    nodes = (*own, *(node for node in scores if node not in own))
+    nodes, targets = ordered(scores)
     missing = float("nan")
     values = [[scores[node].get(target, missing) for target in targets] for node in nodes]
     return Matrix(nodes, targets, np.array(values, dtype=np.float64).reshape(len(nodes), -1))
+
+
+def ordered(scores: Mapping[str, Mapping[str, float]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Models and test sets; a model stands at the place of its own test set, if that was used."""
+    targets = tuple(dict.fromkeys(target for by in scores.values() for target in by))
+    own = dict.fromkeys(target for target in targets if target in scores)
+    return (*own, *(node for node in scores if node not in own)), targets
 
 
 def amount(row: Traffic, kind: Kind, view: View) -> int:

@@ -9,9 +9,10 @@ from typing import Any
 
 from fedstill.core.node import SERVER
 from fedstill.logbook.events import Traffic
-from fedstill.logbook.rows import Matrix, Rows, Scores, accuracies, amount, matrix_of, mean
+from fedstill.logbook.rows import Rows, Scores, accuracies, amount, matrix_of, mean, ordered
 from fedstill.logbook.writer import write_json
 
+LARGEST_DIAGONAL = 30  # models scored on nothing but their own sets, whose matrix is written
 CHOSEN_ON_TEST_DATA = "chosen on test data: report beside the last"
 
 
@@ -75,21 +76,21 @@ def client_scores(scores: dict[int, Scores]) -> dict[str, Any]:
     """The clients' models: the three averages of the last round, each also by client.
 
     A model that was not scored on every test set has no averaged global or inter accuracy; the
-    means are over the models that have the value.
+    means are over the models that have the value. Many models that were scored on their own test
+    sets alone have no matrix: it would be empty but for what is listed by client.
     """
     by_round = {
         round: {node: by_target for node, by_target in by_node.items() if node != SERVER}
         for round, by_node in scores.items()
     }
-    matrices = {round: matrix_of(by_node) for round, by_node in by_round.items() if by_node}
-    if not matrices:
+    by_round = {round: by_node for round, by_node in by_round.items() if by_node}
+    if not by_round:
         return {}
-    last = max(matrices)
-    matrix = matrices[last]
-    everywhere, elsewhere, own = _by_client(matrix)
+    last = max(by_round)
+    everywhere, elsewhere, own = _by_client(by_round[last])
     curve = {
         round: value
-        for round, each in matrices.items()
+        for round, each in by_round.items()
         if (value := _mean_of_known(_by_client(each)[0].values())) is not None
     }
     best = _best(curve) if curve else None
@@ -104,11 +105,22 @@ def client_scores(scores: dict[int, Scores]) -> dict[str, Any]:
         "best_averaged_global_accuracy": None if best is None else curve[best],
         "best_averaged_global_accuracy_round": best,
         "best_averaged_global_accuracy_note": CHOSEN_ON_TEST_DATA,
+        **_matrix(by_round[last]),
+    }
+
+
+def _matrix(scores: Scores) -> dict[str, Any]:
+    """The table of models and test sets, where it says more than the scores by client."""
+    alone = all(by_target.keys() == {node} for node, by_target in scores.items())
+    if alone and len(scores) > LARGEST_DIAGONAL:
+        return {}
+    matrix = matrix_of(scores)
+    return {
         "accuracy_matrix": {
             "models": list(matrix.nodes),
             "test_sets": list(matrix.targets),
             "values": matrix.values.tolist(),
-        },
+        }
     }
 
 
@@ -136,16 +148,22 @@ def floats_per_round(messages: Iterable[Traffic], rounds: int) -> dict[str, floa
     return {name: total / rounds if rounds else None for name, total in totals.items()}
 
 
-def _by_client(matrix: Matrix) -> tuple[dict[str, float | None], ...]:
+def _by_client(scores: Scores) -> tuple[dict[str, float | None], ...]:
     """Each model's mean over all test sets, over those of others, and on its own."""
+    nodes, targets = ordered(scores)
+    known = set(targets)
     everywhere: dict[str, float | None] = {}
     elsewhere: dict[str, float | None] = {}
     own: dict[str, float | None] = {}
-    for node, row in zip(matrix.nodes, matrix.values.tolist(), strict=True):
-        by_target = dict(zip(matrix.targets, row, strict=True))
-        others = [value for target, value in by_target.items() if target != node]
-        everywhere[node] = _known(mean(row))
-        elsewhere[node] = _known(mean(others)) if others else None
+    for node in nodes:
+        by_target = scores[node]
+        everywhere[node] = elsewhere[node] = None
+        if len(by_target) == len(targets):
+            everywhere[node] = _known(mean(by_target[target] for target in targets))
+        foreign = len(targets) - (node in known)
+        if foreign and len(by_target) - (node in by_target) == foreign:
+            others = (by_target[target] for target in targets if target != node)
+            elsewhere[node] = _known(mean(others))
         own[node] = _known(by_target.get(node, math.nan))
     return everywhere, elsewhere, own
 

@@ -54,7 +54,8 @@ def feature_width(model: Model) -> int:
 
 def common_width(models: Iterable[Model], otherwise: int) -> int:
     """The width of everybody's features, or another one where they differ."""
-    widths = {feature_width(model) for model in set(models)}
+    distinct = {id(model): model for model in models}  # thousands of clients may share a few
+    widths = {feature_width(model) for model in set(distinct.values())}
     return widths.pop() if len(widths) == 1 else otherwise
 
 

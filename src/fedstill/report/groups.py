@@ -181,7 +181,8 @@ def by_test_set(summary: Mapping[str, Any]) -> Mapping[str, float]:
     names = matrix.get("test_sets", [])
     columns = zip(names, zip(*matrix.get("values", []), strict=True), strict=False)
     known = {name: [v for v in column if v is not None] for name, column in columns}
-    return {name: statistics.fmean(column) for name, column in known.items() if column}
+    means = {name: statistics.fmean(column) for name, column in known.items() if column}
+    return means or _table(summary, "local_accuracy_by_client")
 
 
 def _by_client(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Statistic]]:

@@ -131,8 +131,8 @@ def crossed(comparison: Comparison) -> list[Crossed]:
     if not found:
         names = ", ".join(group.name for group in comparison.groups)
         raise BadValue(
-            f"no client's model was scored in these runs ({names}), so there is no matrix; "
-            "methods with one common model have one row: fedstill compare"
+            f"no client's model was scored in these runs ({names}) on others' test sets, so there "
+            "is no matrix; fedstill compare has the other scores"
         )
     return found
 

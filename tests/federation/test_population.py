@@ -1,0 +1,192 @@
+"""Ten thousand clients of whom fifty are awake: what is made depends on the fifty."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.core import SERVER, Data, Model, NodeId
+from fedstill.data.partition import Iid, partitioned
+from fedstill.data.sites import Examples as Images
+from fedstill.data.sites import ImageSet, whole_site
+from fedstill.engines.batched import Batched
+from fedstill.engines.engine import Party
+from fedstill.engines.in_process import InProcess
+from fedstill.federation import population
+from fedstill.federation.evaluate import EVERYONE
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Population
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Sample
+from fedstill.federation.topology import Complete, Star
+from fedstill.logbook.writer import MemoryLog
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.local import Local
+from fedstill.methods.scaffold import Scaffold
+from fedstill.models import MLP
+from worlds import CLASSES, examples
+
+MANY = 10_000
+MODEL = MLP((1, 4, 4), CLASSES, hidden=(6,))
+
+
+def images(count: int, seed: int) -> Images:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    labels = np.arange(count, dtype=np.int64) % CLASSES
+    made = rng.integers(0, 120, (count, 1, 4, 4)).astype(np.uint8)
+    made[np.arange(count), 0, labels] += 100
+    return Images(made, labels)
+
+
+class Counted(Population):
+    """Counts the parties that are made."""
+
+    def __init__(self, clients: int, **options: Any):
+        whole = ImageSet(
+            "made up", images(4 * clients, 0), images(60, 1), ("a", "b", "c"), (0.3,), (0.2,)
+        )
+        collection = partitioned(whole, Iid(clients), seed=0)
+        names = [site.name for site in collection.sites]
+        super().__init__(collection, dict.fromkeys(names, MODEL), MODEL, **options)
+        self.made: Counter[NodeId] = Counter()
+
+    def _made(self, node: NodeId) -> Party:
+        self.made[node] += 1
+        return super()._made(node)
+
+
+class Invented:
+    """Clients who are invented when they are asked for; nothing is kept."""
+
+    public = Data()
+
+    def __init__(self, clients: int):
+        self.clients: Sequence[NodeId] = [f"c{i:05d}" for i in range(clients)]
+        self.models: Mapping[NodeId, Model] = dict.fromkeys(self.clients, MODEL)
+        self.common_test: Data | None = examples("test", 30, MODEL.shape, [0, 1, 2])
+        self.made: Counter[NodeId] = Counter()
+
+    def party(self, node: NodeId) -> Party:
+        if node == SERVER:
+            return Party(Data(), Data(), MODEL)
+        self.made[node] += 1
+        assert self.common_test is not None
+        return Party(examples(node, 6, MODEL.shape, [0, 1, 2]), self.common_test, MODEL)
+
+
+def played(method: Any, people: Any, engine: Any = InProcess, **options: Any) -> tuple[Any, Any]:
+    log, made = MemoryLog(), engine(method, people)
+    options = {"hearing": Star().graph(people.clients, 0), "scores": "own", **options}
+    run(Experiment(method, people, sampler=Sample(count=50), rounds=3, **options), made, log)
+    return made, log
+
+
+def awake(log: MemoryLog) -> set[str]:
+    return {row.node for row in log.metrics if row.step == "update"}
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_of_ten_thousand_clients_only_those_awake_are_made(engine: Any) -> None:
+    people = Counted(MANY)
+    began = time.perf_counter()
+    made, log = played(FedAvg(lr=0.1), people, engine)
+    assert time.perf_counter() - began < 20
+    assert 100 < len(people.made) <= 150
+    assert set(people.made) == awake(log)
+    assert set(people.made.values()) == {1}
+    assert len(made.states) == len(people.made) + 1
+    assert len(log.metrics) == 3 * (50 + 2 + 1)  # losses, the two scores, the seconds
+
+
+def test_a_population_invented_on_demand_is_asked_for_those_awake_alone() -> None:
+    people = Invented(MANY)
+    _, log = played(Scaffold(lr=0.1), people)
+    assert set(people.made) == awake(log)
+    assert len(people.made) <= 150
+
+
+def test_clients_with_models_are_made_when_they_have_acted() -> None:
+    people = Counted(MANY)
+    made, log = played(Local(lr=0.1), people)
+    assert set(people.made) == set(made.states)
+    assert len(made.states) <= 150
+    last = [row for row in log.metrics if (row.round, row.name) == (3, "accuracy")]
+    assert {row.node: row.target for row in last} == {name: name for name in made.states}
+
+
+def test_peers_hear_those_awake_of_ten_thousand() -> None:
+    people = Invented(MANY)
+    graph = Complete().graph(people.clients, 0)
+    awake = people.clients[::200]
+    assert graph.hearers("c00200", awake) == [SERVER, *(n for n in awake if n != "c00200")]
+    assert graph.hearers("c00001", awake) == [SERVER, *awake]
+    assert len(graph.neighbours["c00001"]) == MANY - 1
+    with pytest.raises(KeyError):
+        graph.neighbours["nobody"]
+
+
+def test_the_score_on_one_common_set_is_written_once() -> None:
+    people = Counted(60)
+    _, log = played(FedAvg(lr=0.1), people)
+    _, crossed = played(FedAvg(lr=0.1), people, scores="cross")
+    rows = [row for row in log.metrics if row.step == "evaluate"]
+    every = [row for row in crossed.metrics if row.step == "evaluate"]
+    assert [row.target for row in rows] == [EVERYONE] * 6
+    assert len(every) == 60 * 6
+    assert {(r.round, r.name, r.value) for r in rows} == {(r.round, r.name, r.value) for r in every}
+    assert log.rows().accuracy_by_round() == pytest.approx(crossed.rows().accuracy_by_round())
+
+
+def test_several_test_sets_are_not_a_common_one() -> None:
+    one, other = images(6, 0), images(6, 1)
+    sites = [whole_site(name, one, test) for name, test in zip("ab", (one, other), strict=True)]
+    collection = partitioned(
+        ImageSet("x", one, one, ("a", "b", "c"), (0.0,), (1.0,)), Iid(2), seed=0
+    )
+    models = dict.fromkeys("ab", MODEL)
+    apart = type(collection)("x", tuple(sites), ("a", "b", "c"))
+    assert Population(apart, models, MODEL).common_test is None
+    # One set seen by two clients in two ways is two sets.
+    ways = [whole_site(n, one, one, mean=(m,), std=(1.0,)) for n, m in (("a", 0.0), ("b", 0.5))]
+    assert (
+        Population(type(apart)("x", tuple(ways), apart.class_names), models, MODEL).common_test
+        is None
+    )
+    names = [site.name for site in collection.sites]
+    shared = Population(collection, dict.fromkeys(names, MODEL), MODEL)
+    assert shared.common_test is shared.party(names[0]).test is shared.party(names[1]).test
+
+
+def test_no_more_parties_are_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(population, "MOST_PARTIES", 3)
+    people = Counted(8)
+    first = people.party(people.clients[0])
+    for name in people.clients[1:3]:
+        people.party(name)
+    assert people.party(people.clients[0]) is first
+    for name in people.clients[3:5]:
+        people.party(name)
+    assert people.party(people.clients[0]) is first
+    assert len(people._parties) == 3
+    people.party(people.clients[1])
+    assert people.made[people.clients[1]] == 2
+    with pytest.raises(KeyError):
+        people.party("nobody")
+
+
+def test_others_examples_are_learnt_from_without_making_anybody() -> None:
+    people = Counted(8)
+    other = Data.of(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.long))
+    twin = people.learning_from({people.clients[1]: other})
+    assert not people.made
+    assert twin.party(people.clients[1]).data is other
+    assert (
+        twin.party(people.clients[0]).data.digest() == people.party(people.clients[0]).data.digest()
+    )
+    assert people.party(people.clients[1]).data is not other
