@@ -8,6 +8,7 @@ it holds all that a run pays: draws, batches, the loop, and handing the result b
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import statistics
@@ -271,6 +272,7 @@ def _now(device: torch.device) -> float:
 
 
 def _forget_peak(device: torch.device) -> None:
+    gc.collect()  # what the case before held
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
