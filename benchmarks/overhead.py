@@ -12,8 +12,9 @@ FLOATS = {"0.24 MB": 60_000, "10 MB": 2_500_000}
 def main() -> None:
     parser = arguments(__doc__ or "", SYSTEMS)
     parser.add_argument("--rounds", type=int, default=6, help="the first one warms up")
+    parser.add_argument("--clients", type=int, nargs="+", default=[20, 100, 1000], metavar="N")
     options = parser.parse_args()
-    counts = (20,) if options.small else (20, 100, 1000)
+    counts = options.clients[:1] if options.small else options.clients
     rows = [
         Row(
             f"{clients} clients, {size}",

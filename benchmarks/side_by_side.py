@@ -101,11 +101,11 @@ def measure(
         "machine": machine(),
         "rows": [],
     }
-    for row in rows:
-        found["rows"].append(measured_row(row, options))
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{table}.json"
-    path.write_text(json.dumps(found) + "\n")
+    for row in rows:
+        found["rows"].append(measured_row(row, options))
+        path.write_text(json.dumps(found) + "\n")  # what is measured is kept if a later row fails
     print(f"→ {path}")
     return found
 
