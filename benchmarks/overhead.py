@@ -21,7 +21,7 @@ def main() -> None:
             Work("none", clients, clients, options.rounds, epochs=0, floats=floats),
             unit="a client",
             parts=clients,
-            bytes=3 * 4 * clients * floats,
+            bytes=4 * clients * floats,
         )
         for size, floats in FLOATS.items()
         for clients in counts

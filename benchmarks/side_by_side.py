@@ -35,6 +35,7 @@ class System:
     module: str
     changes: dict[str, Any] = field(default_factory=dict)
     home: str | None = None
+    copies: int = 1  # of each awake client's weights that it holds at once
 
     @property
     def python(self) -> Path:
@@ -46,9 +47,9 @@ class System:
 SYSTEMS = {
     "fedstill-in_process": System("fedstill, in_process", "ours", {"engine": "in_process"}),
     "fedstill-batched": System("fedstill, batched", "ours", {"engine": "batched"}),
-    "plain": System("plain PyTorch loop", "plain"),
-    "pfllib-style": System("PFLlib-style loop", "pfllib_style"),
-    "flower": System("Flower simulation", "flower", home="flower"),
+    "plain": System("plain PyTorch loop", "plain", copies=0),
+    "pfllib-style": System("PFLlib-style loop", "pfllib_style", copies=2),
+    "flower": System("Flower simulation", "flower", home="flower", copies=3),
     "pfl-research": System("pfl-research", "pfl_research", home="pfl"),
     "fedstill-matching": System("fedstill", "ours", {"engine": "in_process"}),
     "dm-style": System("DM-style loop over classes", "dm_style"),
@@ -64,7 +65,7 @@ class Row:
     work: Work
     unit: str = "a round"  # that a time is for
     parts: int = 1  # units in one timed piece
-    bytes: int = 0  # that it may need; a system is not started where there is less
+    bytes: int = 0  # of the weights of all clients awake; what has no room is not started
 
 
 def arguments(about: str, systems: Sequence[str]) -> argparse.ArgumentParser:
@@ -141,12 +142,12 @@ class Skipped(Exception):
     """Why a system was not measured."""
 
 
-def once(system: System, work: Work, needed: int, limit: int) -> dict[str, Any]:
-    """One run in a fresh process."""
+def once(system: System, work: Work, weights: int, limit: int) -> dict[str, Any]:
+    """One run in a fresh process; `weights` are the bytes of all awake clients' weights."""
     if not system.python.exists():
         raise Skipped("not installed here; make bench-env installs it")
-    if needed > free_memory():
-        raise Skipped(f"would need about {needed / 1e9:.0f} GB of memory")
+    if system.copies * weights > free_memory() / 2:
+        raise Skipped(f"holds about {system.copies * weights / 1e9:.0f} GB, too much here")
     with tempfile.TemporaryDirectory() as place:
         settings, result = Path(place) / "work.json", Path(place) / "result.json"
         settings.write_text(json.dumps(asdict(replace(work, launched=time.time()))))

@@ -78,5 +78,5 @@ def test_a_system_that_is_not_installed_is_named_and_left_out(monkeypatch, capsy
 
 
 def test_what_would_not_fit_into_memory_is_not_started():
-    with pytest.raises(Skipped, match="of memory"):
-        once(side_by_side.SYSTEMS["plain"], Work("none", 1, 1, 1), 10**18, 1)
+    with pytest.raises(Skipped, match="GB, too much here"):
+        once(side_by_side.SYSTEMS["pfllib-style"], Work("none", 1, 1, 1), 10**18, 1)
