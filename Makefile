@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench-env clean
 
 $(VENV)/.for-demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,12 +20,23 @@ demo: $(VENV)/.for-demo
 	$(BIN)/fedstill demo
 
 check: $(VENV)/.for-test
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# Other systems to measure beside, each in an environment of its own; none is a dependency.
+bench-env: .bench/flower/.done .bench/pfl/.done
+
+.bench/flower/.done: OTHER = flwr[simulation]==1.41.0
+.bench/pfl/.done: OTHER = pfl[pytorch]==0.6.0
+.bench/%/.done: | $(VENV)/.for-demo
+	test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check '$(OTHER)' \
+		"torch==$$($(BIN)/python -c 'import torch; print(torch.__version__.split("+")[0])')"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .bench build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""run · resume · methods · show · compare · matrix · curves · data · shift · demo; no logic."""
+"""run · resume · methods · show · compare · matrix · curves · data · shift · demo · bench."""
 
 from __future__ import annotations
 
@@ -307,6 +307,43 @@ def demo(
     for path in drawn:
         typer.echo(f"  {path}")
     typer.echo("\nnext: fedstill show feddm · fedstill methods · fedstill data")
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="matching, local-step or small-step; all by default."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
+    repeat: Annotated[int, typer.Option(help="Repetitions that count.", min=1)] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for the raw numbers.")] = Path("runs/bench"),
+    small: Annotated[
+        bool | None,
+        typer.Option("--small/--full", help="Sizes.  [default: full on CUDA, small on a CPU]"),
+    ] = None,
+    form: Listing = Form.table,
+) -> None:
+    """Measure how fast fedstill is on this machine: time of a step, spread, memory."""
+    from fedstill import bench as benches
+    from fedstill import build, runs
+
+    wanted = benches.chosen(names or [])
+    where = build.chosen_device(device)
+    reduced = where.type == "cpu" if small is None else small
+    target = runs.fresh_folder(out)
+    found = []
+    for name in wanted:
+        sizes = benches.BENCHMARKS[name].sizes(reduced)
+        found.append(benches.measured(name, where, sizes=sizes, repeat=repeat))
+        benches.write(found[-1], target)
+    if form is Form.json:
+        listings.print_json(found)
+        return
+    listings.print_rows(benches.rows(found), form)
+    for each in found:
+        typer.echo(benches.explained(each))
+    typer.echo(f"ms: for one client and one step, the median of {repeat}; raw numbers → {target}")
 
 
 Player = Callable[..., Path]

@@ -1,0 +1,192 @@
+"""docs/benchmarks.md from the JSON files: python benchmarks/page.py
+
+Only what stands between a table's two marks is written; everything else on the page is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+RESULTS = HERE / "results"
+TABLES = ("overhead", "small", "cifar10", "matching")
+NOISE = 0.005  # of accuracy, that is never called a difference
+Table = Mapping[str, Any]
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name in TABLES:
+        text = filled(text, name, side_by_side(read(RESULTS / f"{name}.json")))
+    text = filled(text, "bench", own_numbers(RESULTS / "bench"))
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"→ {PAGE}")
+
+
+def read(path: Path) -> Table | None:
+    found: Table | None = json.loads(path.read_text()) if path.exists() else None
+    return found
+
+
+def filled(page: str, name: str, made: str) -> str:
+    """The page with other text between the marks of a table."""
+    begin, end = f"<!-- made: {name} -->", f"<!-- end: {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(end) < page.index(begin):
+        raise SystemExit(f"{PAGE.name} needs the lines {begin} and {end} once each, in this order")
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{made}\n{end}{after}"
+
+
+def side_by_side(found: Table | None) -> str:
+    """A table for each row of work, all systems in it."""
+    if found is None:
+        return "Not measured yet."
+    parts = [measured_on(found)]
+    for row in found["rows"]:
+        baseline = next(s for s in row["systems"] if s["system"] == found["baseline"])
+        noise = seed_noise(row["systems"])
+        lines = [line(row, system, baseline, noise) for system in row["systems"]]
+        parts.append(f"**{row['label']}**; ms for {row['unit']}\n\n{markdown(lines)}")
+    return "\n\n".join(parts)
+
+
+def measured_on(found: Table) -> str:
+    """When, where, and how busy the machine was."""
+    at = found["machine"]
+    what = at["gpu"]["name"] if found["device"].startswith("cuda") else at["cpu"]
+    said = f"Measured {found['when']} on {what}, {at['cpus']} CPUs, {at['threads']} torch threads"
+    said += f", Python {at['python']}; {packages(found)}."
+    if at["load"] and at["load"][0] > 0.5:
+        loads = ", ".join(f"{load:.1f}" for load in at["load"])
+        said += f" **The machine was busy** (load {loads} before the start): times are noisy."
+    return said + (" **Reduced size.**" if found["small"] else "")
+
+
+def packages(found: Table) -> str:
+    """Every version that was at work."""
+    seen: dict[str, str] = {}
+    for row in found["rows"]:
+        for system in row["systems"]:
+            for run in system["runs"]:
+                seen.update(run["versions"])
+    return ", ".join(f"{name} {version}" for name, version in sorted(seen.items()))
+
+
+def line(row: Table, system: Table, baseline: Table, noise: float | None) -> dict[str, str]:
+    """One system in a table; a time that does not count is struck out."""
+    runs = system["runs"]
+    if system["skipped"] or not runs:
+        return {"system": system["title"], "median": f"not measured: {system['skipped']}"}
+    times = milliseconds(row, system)
+    verdict = agreement(system, baseline, noise)
+    middle = number(statistics.median(times))
+    shown = {
+        "system": system["title"],
+        "median": f"~~{middle}~~" if verdict == "no" else middle,
+        "from – to": f"{number(min(times))} – {number(max(times))}",
+    }
+    base = milliseconds(row, baseline)
+    if base:
+        ratio = statistics.median(times) / statistics.median(base)
+        shown[f"to the {baseline['title']}"] = f"{ratio:.2f} ×"
+    if len(runs[0]["seconds"]) > 1:
+        shown["first round, s"] = number(statistics.median(run["seconds"][0] for run in runs))
+    shown["start-up, s"] = number(statistics.median(run["start_up"] for run in runs))
+    scores = accuracies(system)
+    if scores:
+        spread = f" ± {100 * statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+        shown["accuracy, %"] = f"{100 * statistics.mean(scores):.2f}{spread}"
+        shown["agrees"] = verdict
+    return shown
+
+
+def milliseconds(row: Table, system: Table) -> list[float]:
+    """Of one unit of work, all timed pieces of all runs; the first of several warms up."""
+    pieces = [
+        second
+        for run in system["runs"]
+        for second in (run["seconds"][1:] if len(run["seconds"]) > 1 else run["seconds"])
+    ]
+    return [1000 * second / row["parts"] for second in pieces]
+
+
+def accuracies(system: Table) -> list[float]:
+    return [run["accuracy"] for run in system["runs"] if run["accuracy"] is not None]
+
+
+def seed_noise(systems: Sequence[Table]) -> float | None:
+    """The deviation of accuracy over seeds, pooled over systems; None with a single seed."""
+    several = [scores for scores in map(accuracies, systems) if len(scores) > 1]
+    if not several:
+        return None
+    return math.sqrt(statistics.mean(statistics.variance(scores) for scores in several))
+
+
+def agreement(system: Table, baseline: Table, noise: float | None) -> str:
+    """Whether a mean lies within twice the standard error of a difference of the baseline's."""
+    mine, theirs = accuracies(system), accuracies(baseline)
+    if not mine or not theirs:
+        return ""
+    if noise is None or len(mine) < 2 or len(theirs) < 2:
+        return "not judged, one seed"
+    allowed = max(NOISE, 2 * noise * math.sqrt(1 / len(mine) + 1 / len(theirs)))
+    return "yes" if abs(statistics.mean(mine) - statistics.mean(theirs)) <= allowed else "no"
+
+
+def own_numbers(folder: Path) -> str:
+    """What `fedstill bench` found, with the ratio to one client after another unrecorded."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        return "Not measured yet."
+    parts = []
+    for found in map(read, files):
+        assert found is not None
+        at, size = found["machine"], found["settings"]
+        what = at["gpu"]["name"] if at["gpu"] else at["cpu"]
+        lines = []
+        first = found["cases"][0]["milliseconds"].get("median")
+        for case in found["cases"]:
+            if case["failed"]:
+                lines.append({"engine": case["title"], "ms": f"failed: {case['failed']}"})
+                continue
+            times = case["milliseconds"]
+            peak = case["peak_bytes"]
+            lines.append({
+                "engine": case["title"], "clients": str(case["clients"]),
+                "ms": number(times["median"]),
+                "from – to": f"{number(times['lowest'])} – {number(times['highest'])}",
+                "faster": f"{first / times['median']:.1f} ×" if first else "",
+                "first, s": number(case["first_seconds"]),
+                "peak MB": "" if peak is None else f"{peak / 1e6:.0f}",
+            })  # fmt: skip
+        synthetic = f", {size['per_class']} synthetic a class" if size["per_class"] else ""
+        busy = f", load {at['load'][0]:.1f}" if at["load"] else ""
+        parts.append(
+            f"**{found['benchmark']}**: {found['what']}; width {size['width']}, batch "
+            f"{size['batch']}{synthetic}, {size['size']} size; {what}, torch {at['torch']}{busy}"
+            f"\n\n{markdown(lines)}"
+        )
+    return "\n\n".join(parts)
+
+
+def markdown(lines: Sequence[Mapping[str, str]]) -> str:
+    """Lines as a table; a key that a line lacks is an empty cell."""
+    keys = list(dict.fromkeys(key for each in lines for key in each))
+    rows = [keys, ["---"] * len(keys), *([each.get(key, "") for key in keys] for each in lines)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', ' ') for cell in row)} |" for row in rows)
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The page of benchmarks: what is filled in, what is kept, and when a time does not count."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import page
+
+
+def system(name, accuracies, seconds=(9.0, 1.0, 3.0), skipped=None):
+    runs = [
+        {"seed": seed, "seconds": list(seconds), "start_up": 2.0, "accuracy": accuracy,
+         "peak_bytes": None, "versions": {"torch": "2.13"}}
+        for seed, accuracy in enumerate(accuracies)
+    ]  # fmt: skip
+    return {"system": name, "title": f"the {name}", "runs": runs, "skipped": skipped}
+
+
+def table(*systems, parts=1, load=0.1):
+    machine = {"cpu": "a CPU", "gpu": None, "cpus": 2, "threads": 1, "python": "3.11",
+               "load": [load, 0.0, 0.0]}  # fmt: skip
+    row = {"label": "some work", "unit": "a round", "parts": parts, "systems": list(systems)}
+    return {"table": "small", "when": "2026-01-01", "small": False, "baseline": "plain",
+            "device": "cpu", "machine": machine, "rows": [row]}  # fmt: skip
+
+
+PLAIN = system("plain", [0.90, 0.91, 0.92])
+
+
+def test_only_what_stands_between_the_marks_changes():
+    before = "# Title\nby hand\n<!-- made: small -->\nold\n<!-- end: small -->\n## Also by hand\n"
+    after = page.filled(before, "small", "new")
+    assert after == before.replace("old", "new")
+    assert page.filled(after, "small", "new") == after
+
+
+@pytest.mark.parametrize("text", ["", "<!-- end: small --><!-- made: small -->"])
+def test_a_page_without_the_marks_is_refused(text):
+    with pytest.raises(SystemExit, match="made: small"):
+        page.filled(text, "small", "new")
+
+
+def test_the_page_of_the_project_has_all_marks():
+    text = page.PAGE.read_text(encoding="utf-8")
+    for name in (*page.TABLES, "bench"):
+        page.filled(text, name, "")
+
+
+def test_times_are_medians_without_the_first_round():
+    made = page.side_by_side(table(PLAIN, parts=10))
+    assert "| the plain | 200 | 100 – 300 | 1.00 × | 9 | 2 | 91.00 ± 1.00 | yes |" in made
+
+
+def test_a_time_of_another_accuracy_does_not_count():
+    quick = system("quick", [0.70, 0.71, 0.72], seconds=(1.0, 0.5))
+    made = page.side_by_side(table(PLAIN, quick))
+    assert "| the quick | ~~500~~ |" in made and "| no |" in made
+    # the deviation is 0.01, so means of three may differ by 2 x 0.01 x sqrt(2/3), 1.63 points
+    near, far = system("near", [0.88, 0.89, 0.915]), system("far", [0.87, 0.88, 0.89])
+    noise = page.seed_noise([system("x", [0.0, 0.01, 0.02])])
+    assert noise == pytest.approx(0.01)
+    assert page.agreement(near, PLAIN, noise) == "yes"
+    assert page.agreement(far, PLAIN, noise) == "no"
+
+
+def test_one_seed_is_not_judged():
+    made = page.side_by_side(table(system("plain", [0.9]), system("other", [0.1])))
+    assert made.count("not judged, one seed") == 2
+
+
+def test_what_was_skipped_and_a_busy_machine_are_said():
+    absent = system("flower", [], skipped="not installed here")
+    made = page.side_by_side(table(PLAIN, absent, load=3.0))
+    assert "| the flower | not measured: not installed here |" in made
+    assert "**The machine was busy** (load 3.0, 0.0, 0.0" in made
+    assert page.side_by_side(None) == "Not measured yet."
+
+
+def test_own_numbers_stand_beside_one_client_after_another(tmp_path):
+    assert page.own_numbers(tmp_path) == "Not measured yet."
+    case = {"clients": 4, "peak_bytes": 2_000_000, "first_seconds": 1.5, "failed": None}
+    found = {
+        "benchmark": "local-step", "what": "a step", "machine": table()["machine"] | {"torch": "2"},
+        "settings": {"width": 8, "batch": 3, "per_class": 0, "size": "small"},
+        "cases": [
+            case | {"title": name, "milliseconds": {"median": m, "lowest": m, "highest": m}}
+            for name, m in (("in_process", 8.0), ("batched", 2.0))
+        ],
+    }  # fmt: skip
+    (tmp_path / "local-step.json").write_text(json.dumps(found))
+    made = page.own_numbers(tmp_path)
+    assert "| batched | 4 | 2 | 2 – 2 | 4.0 × | 1.5 | 2 |" in made
