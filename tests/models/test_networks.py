@@ -43,7 +43,7 @@ SMALL: list[Model] = [
     ConvNet((2, 16, 16), 3, depth=4, width=4, norm="none", activation="sigmoid"),
     ConvNet((2, 8, 8), 3, depth=2, width=4, pooling="none"),
     ConvNet((2, 8, 8), 3, depth=2, width=4, norm="static"),
-    Conv4((2, 8, 8), 3, widths=(4, 4, 6, 8)),
+    Conv4((2, 16, 16), 3, widths=(4, 4, 6, 8)),
     PreResNet18((2, 16, 16), 3, widths=(4, 4, 6, 8)),
     PreResNet18((2, 16, 16), 3, widths=(4, 4, 6, 8), norm="layer"),
     AlexNet((2, 4, 4), 3),

@@ -74,7 +74,9 @@ class HeteroFL(FedAvg):
     budgets: tuple[float, ...] = ()
     weighting: Literal["examples", "uniform", "width"] = "examples"  # type: ignore[assignment]
     scaler: bool = True  # divide what a narrow layer makes by its rate, in training
-    masked: bool = False  # logits of classes that a client lacks are zero, their rows its own
+    masked: bool = (
+        False  # logits of classes a client lacks are zero; its rows for them not averaged
+    )
     norm_statistics: Literal["batch", "clients"] = "batch"  # by which static norms are evaluated
     score_parts: bool = False  # clients keep their parts, scored on their own test sets
 
@@ -161,8 +163,13 @@ class HeteroFL(FedAvg):
         )
         return weights, len(batches)
 
-    def objective(  # type: ignore[override]
-        self, model: Model, weights: Weights, batch: Batch, start: Weights, held: Tensor | None
+    def objective(
+        self,
+        model: Model,
+        weights: Weights,
+        batch: Batch,
+        start: Weights,
+        held: Tensor | None = None,
     ) -> Tensor:
         """The local loss; the logits of classes that the client lacks are zero."""
         logits = model(weights, batch.x)
