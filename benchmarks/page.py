@@ -61,8 +61,8 @@ def measured_on(found: Table) -> str:
     """When, where, and how busy the machine was."""
     at = found["machine"]
     what = at["gpu"]["name"] if found["device"].startswith("cuda") else at["cpu"]
-    said = f"Measured {found['when']} on {what}, {at['cpus']} CPUs, {at['threads']} torch threads"
-    said += f", Python {at['python']}; {packages(found)}."
+    said = f"Measured {found['when']} on {what}, CPUs {at['cpus']}, torch threads {at['threads']}, "
+    said += f"Python {at['python']}; {packages(found)}; seeds: {found['seeds']}."
     if at["load"] and at["load"][0] > 0.5:
         loads = ", ".join(f"{load:.1f}" for load in at["load"])
         said += f" **The machine was busy** (load {loads} before the start): times are noisy."

@@ -22,7 +22,7 @@ def table(*systems, parts=1, load=0.1):
     machine = {"cpu": "a CPU", "gpu": None, "cpus": 2, "threads": 1, "python": "3.11",
                "load": [load, 0.0, 0.0]}  # fmt: skip
     row = {"label": "some work", "unit": "a round", "parts": parts, "systems": list(systems)}
-    return {"table": "small", "when": "2026-01-01", "small": False, "baseline": "plain",
+    return {"table": "small", "when": "2026-01-01", "small": False, "seeds": 3, "baseline": "plain",
             "device": "cpu", "machine": machine, "rows": [row]}  # fmt: skip
 
 
