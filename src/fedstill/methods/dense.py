@@ -133,10 +133,11 @@ class Dense(FineTuner):
             "student": student, "teachers": teaching.stacks, "shares": teaching.shares,
         }  # fmt: skip
         found = await Loop(searching, start, given, [batch._replace(view=view) for view in views])
-        with torch.no_grad():
+        if turn == self.iterations - 1:
             last = batch._replace(noise=found.value["noise"], view=views[-1])
-            view = teaching.room.view(maker, found.value, last, **given)
-            server.log(**self.generator_terms(view))
+            with torch.no_grad():
+                view = teaching.room.view(maker, found.value, last, **given)
+                server.log(**self.generator_terms(view))
         return found.images, batch.labels
 
     def passed(
