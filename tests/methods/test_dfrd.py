@@ -18,10 +18,13 @@ from fedstill.methods.centralised import Centralised
 from fedstill.methods.dfrd import DFRD
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
+from fedstill.methods.feddropout import FedDropout
 from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
+from fedstill.methods.fedrolex import FedRolex
 from fedstill.methods.finetune import View
+from fedstill.methods.heterofl import HeteroFL
 from fedstill.methods.local import Local
 from fedstill.methods.moon import Moon
 from fedstill.methods.scaffold import Scaffold
@@ -37,6 +40,9 @@ BASES: list[Method] = [
     Scaffold(**FAST),
     Moon(**FAST, projection=4),
     FedGen(**FAST, generator_steps=2, generator_batch=4, free_batch=4, hidden=4),
+    HeteroFL(**FAST, rho=2),
+    FedDropout(**FAST, rho=2),
+    FedRolex(**FAST, rho=2),
 ]
 
 

@@ -39,7 +39,7 @@ class FedDropout(HeteroFL):
     @at_server
     def broadcast(self, server: Node[Drawing], inbox: Inbox[Never]) -> Addressed[Drawn]:
         """Draw a part for each client and send it."""
-        server.state = Drawing(server.state.weights, server.draw("units"))
+        server.state = server.state.replace(seed=server.draw("units"))
         return Addressed(
             {c: Drawn(self.part(server, c), self.seed(server, c)) for c in server.models}
         )

@@ -350,7 +350,8 @@ class FineTuner(Method):
     @property
     def _memory(self) -> type[State]:
         """What the server remembers: as in the base method, and what is the method's own."""
-        held = self._steps[2].remembers
+        kinds = [step.remembers for step in (self._steps[0], self._steps[2]) if step.remembers]
+        held = max(kinds, key=lambda kind: len(kind.__mro__), default=None)  # the one with most
         assert held is not None
         words = f"What the server of {type(self.base).__name__} remembers, and the generator."
         return extended(held, words, **self.remembered)

@@ -179,6 +179,9 @@ class HeteroFL(FedAvg):
         model = node.model if node.id == SERVER else self.narrowed(node, node.id)
         return model(node.state.weights, x)
 
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        return self.whole(server) if who == SERVER else self.narrowed(server, who)
+
     def units(self, server: Node[Any], client: NodeId) -> submodels.Units:
         """The units that a client holds in this round: the first ones."""
         return submodels.first_units(self.narrowed(server, client))
