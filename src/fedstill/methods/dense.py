@@ -204,13 +204,9 @@ class Dense(FineTuner):
 
     def generator(self, model: Model) -> ImageGenerator:
         """Its own, or DFRD's without labels."""
-        shape, classes, device = model.shape, model.classes, model.device
-        latent, width = self.latent, self.generator_width
         if self.synthesis == "pool":
-            return Upsampling(shape, classes, latent=latent, width=width, device=device)
-        return Deconvolution(
-            shape, classes, merge="none", latent=latent, width=width, device=device
-        )  # fmt: skip
+            return self.made(Upsampling, model)
+        return self.made(Deconvolution, model, merge="none")
 
     def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
         """The generator knows no labels: the server's model says what its images are."""

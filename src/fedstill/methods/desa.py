@@ -40,6 +40,7 @@ from fedstill.parts import augment, gossip, pixels
 from fedstill.parts.anchors import over_holders, spread, stream
 from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
 from fedstill.parts.losses import hinton, supervised_contrastive
+from fedstill.parts.opinions import opinions
 from fedstill.parts.synthesis import (
     Matching,
     SyntheticSet,
@@ -50,7 +51,6 @@ from fedstill.parts.synthesis import (
 
 MEAN = "mean of all"  # the name of the one set where sets are averaged
 COMMON = "of one seed"  # the same where a generator makes it
-CHUNK = 512  # anchors looked at together
 WAYS = {"average": ("once", "fastmix", "gossip"), "union": ("once", "flood"),
         "neighbour": ("once",)}  # fmt: skip
 SHARING = ("combination", "mix", "anchor_space", "quantize_anchors")  # values of how sets travel
@@ -238,10 +238,9 @@ class DeSA(Method):
     @at_clients
     def speak(self, client: Node[Own], inbox: Inbox[Never]) -> Opinions:
         """Send logits on all anchors, of the network as it stands before this round's training."""
-        model, weights, logits = client.model.evaluating, client.state.weights, {}
-        for name, made in client.state.sets.items():
-            parts = torch.split(made.flatten(0, 1), CHUNK)
-            logits[name] = torch.cat([model(weights, images) for images in parts])
+        state = client.state
+        logits = {name: opinions(client.model, state.weights, labelled(state, name))
+                  for name in state.sets}  # fmt: skip
         return Opinions(logits)
 
     @at_clients
@@ -349,13 +348,17 @@ def check_all_hear_all(client: Node[Own]) -> None:
         )
 
 
+def labelled(state: Own, name: str) -> Data:
+    """One of the sets with its labels."""
+    made = state.sets[name]
+    return Data.of(made.flatten(0, 1), state.classes[name].repeat_interleave(made.shape[1]))
+
+
 def anchor_data(client: Node[Own]) -> Data:
-    """All anchors a client knows, with their labels."""
-    state, shape = client.state, client.model.shape
-    images = [made.flatten(0, 1) for made in state.sets.values()]
-    labels = [state.classes[name].repeat_interleave(made.shape[1])
-              for name, made in state.sets.items()]  # fmt: skip
-    none = torch.empty(0, *shape, device=client.device)
+    """All anchors a client knows, with their labels, as one set."""
+    each = [labelled(client.state, name).all() for name in client.state.sets]
+    none = torch.empty(0, *client.model.shape, device=client.device)
+    images, labels = [one.x for one in each], [one.y for one in each]
     return Data.of(torch.cat([none, *images]), torch.cat([none.new_empty(0).long(), *labels]))
 
 

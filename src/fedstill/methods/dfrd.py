@@ -125,7 +125,4 @@ class DFRD(FineTuner):
         return dynamic_shares(counts), label_law(counts)
 
     def generator(self, model: Model) -> Deconvolution:
-        return Deconvolution(
-            model.shape, model.classes, merge=self.merge, latent=self.latent,
-            width=self.generator_width, device=model.device,
-        )  # fmt: skip
+        return self.made(Deconvolution, model, merge=self.merge)

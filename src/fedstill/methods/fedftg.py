@@ -112,10 +112,6 @@ class FedFTG(FineTuner):
 
     def generator(self, model: Model) -> ImageGenerator:
         """Its own, or DFRD's with noise and label side by side."""
-        shape, classes, device = model.shape, model.classes, model.device
-        latent, width = self.latent, self.generator_width
         if self.form == "released":
-            return Conditioned(shape, classes, latent=latent, width=width, device=device)
-        return Deconvolution(
-            shape, classes, merge="ncat", latent=latent, width=width, device=device
-        )  # fmt: skip
+            return self.made(Conditioned, model)
+        return self.made(Deconvolution, model, merge="ncat")

@@ -8,10 +8,10 @@ are each method's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ from fedstill.parts.label_law import Counted, counts_table
 from fedstill.parts.losses import row_divergences
 from fedstill.parts.teachers import Ensemble, check_fits, has_statistics
 
+G = TypeVar("G", bound=ImageGenerator)
 Role = Literal["fine_tune", "data_free"]
 FEDAVG = FedAvg()  # the base where no other is named
 VIEW = "crop_flip"  # a view of an image: moved a little, mirrored or not
@@ -233,6 +234,13 @@ class FineTuner(Method):
     def generator(self, model: Model) -> ImageGenerator:
         """The generator of images for a model."""
         raise TypeError(f"{type(self).__name__} must define generator()")
+
+    def made(self, kind: Callable[..., G], model: Model, **more: Any) -> G:
+        """A kind of generator in the sizes of this method."""
+        return kind(
+            model.shape, model.classes, latent=self.latent, width=self.generator_width,
+            device=model.device, **more,
+        )  # fmt: skip
 
     def generator_terms(self, view: View) -> dict[str, Tensor]:
         """The terms of the generator's loss, by name, each a scalar."""
