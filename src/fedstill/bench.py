@@ -21,16 +21,19 @@ from typing import Any
 
 import torch
 
+from fedstill.core import precision
 from fedstill.core.data import Data, Part, Pool
 from fedstill.core.errors import BadValue, StepError, unknown
 from fedstill.core.method import Method, Step
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Inbox
+from fedstill.core.precision import Precision
 from fedstill.core.records import NodeId
 from fedstill.core.seeds import generator
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Engine, Party
 from fedstill.engines.in_process import InProcess
+from fedstill.engines.lanes import Lanes
 from fedstill.logbook.environment import environment
 from fedstill.logbook.writer import write_json
 from fedstill.methods.fedavg import Down, FedAvg
@@ -98,14 +101,18 @@ class Case:
     engine: str
     record: bool  # replay recorded launches; on CUDA alone
     clients: int
+    precision: Precision = "tf32"
 
     def made(self, method: Method, people: Crowd) -> Engine:
-        kind = {"in_process": InProcess, "batched": Batched}[self.engine]
+        kind = {"in_process": InProcess, "lanes": Lanes, "batched": Batched}[self.engine]
         return kind(method, people, device=people.device, record=self.record)
 
     @property
     def title(self) -> str:
-        return self.engine + (", recorded" if self.record and self.engine == "in_process" else "")
+        words = [self.engine]
+        words += ["recorded"] if self.record else []
+        words += [self.precision] if self.precision != "tf32" else []
+        return ", ".join(words)
 
 
 @dataclass
@@ -167,10 +174,16 @@ def cases(benchmark: Benchmark, sizes: Sizes, device: torch.device) -> list[Case
     """The ways to do the work: one node after another, the same recorded, all stacked."""
     one_by_one = 1 if benchmark.alone else sizes.clients
     found = [Case("in_process", False, one_by_one)]
-    if device.type == "cuda":
-        found.append(Case("in_process", True, one_by_one))
     # A single loop is not stacked: it would be the row above once more.
-    return [*found, Case("batched", True, sizes.clients)]
+    stacked = Case("batched", False, sizes.clients)
+    if device.type != "cuda":
+        return [*found, stacked]
+    fast = [
+        Case("in_process", True, one_by_one),
+        Case("lanes", True, sizes.clients),
+        replace(stacked, record=True),
+    ]
+    return [*found, stacked, *fast, *(replace(case, precision="half") for case in fast)]
 
 
 def _timed(
@@ -182,6 +195,7 @@ def _timed(
     engine = case.made(method, people)
     step, inboxes = _work(method, engine, people)
     _forget_peak(device)
+    precision.use(case.precision)
     try:
         for number in range(repeat + 1):
             began = _now(device)
@@ -267,6 +281,7 @@ def _as_in_a_run() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.deterministic = before
+        precision.use("tf32")
 
 
 def _now(device: torch.device) -> float:

@@ -19,7 +19,7 @@ from fedstill.config import (
     Table,
     as_hinted,
 )
-from fedstill.core import ranges
+from fedstill.core import precision, ranges
 from fedstill.core.data import Data
 from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
 from fedstill.core.method import Method, Place
@@ -29,6 +29,7 @@ from fedstill.data import Collection, Unlabelled, load, public_images
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Engine, Everybody
 from fedstill.engines.in_process import InProcess
+from fedstill.engines.lanes import Lanes
 from fedstill.federation.experiment import Experiment, speaks_to_peers
 from fedstill.federation.population import Population
 from fedstill.federation.run import run
@@ -47,6 +48,7 @@ class Built:
         self.recipe = recipe
         self.device = chosen_device(recipe.run.device)
         torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
+        precision.use(recipe.engine.precision)
         if recipe.run.threads:
             torch.set_num_threads(recipe.run.threads)
         self.collection = load_data(recipe)
@@ -89,8 +91,11 @@ class Built:
             "graph": self.graph.neighbours,
             "memory_limit": memory_limit,
         }
-        if engine_name(recipe.engine, self.device) == "in_process":
+        name = engine_name(recipe.engine, self.device)
+        if name == "in_process":
             return InProcess(method, people, **options)
+        if name == "lanes":
+            return Lanes(method, people, lanes=recipe.engine.lanes, **options)
         return Batched(method, people, stack_at_most=recipe.engine.stack_at_most, **options)
 
     def virtual_sets(self) -> dict[NodeId, Data]:

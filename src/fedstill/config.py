@@ -19,6 +19,7 @@ from fedstill import changes
 from fedstill.core import ranges
 from fedstill.core.errors import BadValue, RecipeError, unknown
 from fedstill.core.method import Method
+from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
 from fedstill.data import DATASETS, PARTITIONS
 from fedstill.federation.post import BadMessages
@@ -99,9 +100,11 @@ class FederationTable:
 class EngineTable:
     """Which engine; `auto` chooses by device."""
 
-    name: Literal["auto", "in_process", "batched"] = "auto"
+    name: Literal["auto", "in_process", "lanes", "batched"] = "auto"
     stack_at_most: Count = 256
+    lanes: Count = 8  # loops that run beside each other on a GPU
     record: bool = True  # on a GPU, replay the steps of a loop from a recording
+    precision: Precision = "tf32"  # of a GPU
     memory_limit: Whole | None = None  # bytes of clients' memories at hand; the rest lie on disk
 
 

@@ -82,10 +82,9 @@ def test_a_case_that_fails_is_named_and_the_others_are_measured(monkeypatch):
 def test_recording_is_a_case_of_its_own_on_a_gpu():
     sizes = BENCHMARKS["matching"].full
     kinds = bench.cases(BENCHMARKS["matching"], sizes, torch.device("cuda"))
-    assert kinds == [
-        Case("in_process", False, 1), Case("in_process", True, 1), Case("batched", True, 4),
-    ]  # fmt: skip
-    assert [case.title for case in kinds] == ["in_process", "in_process, recorded", "batched"]
+    assert Case("in_process", False, 1) in kinds and Case("in_process", True, 1) in kinds
+    assert Case("lanes", True, 4) in kinds and Case("batched", True, 4, "half") in kinds
+    assert len({case.title for case in kinds}) == len(kinds)
 
 
 def test_full_sizes_are_those_of_the_page():

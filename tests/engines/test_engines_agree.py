@@ -37,10 +37,11 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines import recorded
-from fedstill.engines.batched import Batched, _shared_or_stacked
+from fedstill.engines import batched, recorded
+from fedstill.engines.batched import Batched, StackRecorder, _shared_or_stacked
 from fedstill.engines.engine import Outcome, Party
 from fedstill.engines.in_process import InProcess
+from fedstill.engines.lanes import Lane, Lanes, Road
 from fedstill.engines.recorded import CudaGraphs, Recorder, Replay, Unrecordable
 from fedstill.models import MLP
 from worlds import CLASSES, World, examples, pictures, vectors
@@ -146,7 +147,8 @@ class Synthetic(Invented):
         seed, model = client.draw("networks"), client.model
 
         def make(step: int) -> Pixels:
-            return Pixels(model.init(seeds.draw(seed, step)), torch.tensor(float(step)))
+            at = torch.tensor(float(step), device=client.device)
+            return Pixels(model.init(seeds.draw(seed, step)), at)
 
         steps = 3 + int(client.id[1:])
         images = await minimize(self.seen, model, start, Made(steps, make), SGD(0.5, 0.5))
@@ -525,6 +527,24 @@ class Replayed(InProcess):
         self.recorder = Recorder(tried_once if on_cpu else CudaGraphs(self.device), keep=2)
 
 
+class SideBySide(Lanes):
+    """Every loop in a lane, on a CPU in a stand-in; fewer lanes than clients."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **{**options, "lanes": 2})
+        if self.device.type == "cpu":
+            self.road = Road(lambda: Lane(Recorder(tried_once)), 2)
+
+
+class StacksReplayed(Batched):
+    """Replays every stack, on a CPU by the stand-in."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        if self.device.type == "cpu":
+            self.stacks = StackRecorder(tried_once)
+
+
 def tried_once(step: Callable[[], None]) -> Replay:
     step()
     return step
@@ -539,17 +559,20 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("engine", [Replayed, SideBySide, StacksReplayed])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
 @pytest.mark.parametrize("method", SHAPES, ids=lambda method: type(method).__name__)
 def test_replayed_loops_give_the_very_same(
-    method: Method, mixed: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    method: Method, mixed: bool, engine: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cuda" and isinstance(method, (Given, EmptyExamples, OwnBody)):
         pytest.skip("made for a CPU")
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    monkeypatch.setattr(batched, "WORTHWHILE", 1)
     world = vectors((20, 27, 23, 30, 8), mixed=mixed)
-    plain, states = played(method, world.on(device), InProcess, device=device, record=False)
-    replayed, replayed_states = played(method, world.on(device), Replayed, device=device)
+    reference = Batched if engine is StacksReplayed else InProcess
+    plain, states = played(method, world.on(device), reference, device=device, record=False)
+    replayed, replayed_states = played(method, world.on(device), engine, device=device)
     check = assert_equal if device == "cpu" else assert_rounded
     for expected, found in zip(plain, replayed, strict=True):
         for node in expected:

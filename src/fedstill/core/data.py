@@ -70,6 +70,13 @@ class Batches(Sequence[B], Generic[B]):
         """The batches of several plans at one step: which plans, and their batches stacked."""
         return stacked_by_shape([plan[step] for plan in plans])
 
+    def ahead(self, step: int, count: int) -> B | None:
+        """The batches of so many steps from `step` on, stacked along a first axis.
+
+        None where they are not alike, or not made faster together than one by one.
+        """
+        return None
+
 
 def stacked_by_shape(items: Sequence[B]) -> list[tuple[list[int], B]]:
     """Items of equal shape stacked along a new first axis, with their places."""
@@ -81,10 +88,11 @@ def stacked_by_shape(items: Sequence[B]) -> list[tuple[list[int], B]]:
 
 @dataclass(frozen=True, eq=False)
 class Made(Batches[B]):
-    """Batches made by a function of the step number."""
+    """Batches made by a function of the step number; `many` makes those of some steps stacked."""
 
     steps: int
     make: Callable[[int], B]
+    many: Callable[[int, int], B | None] | None = None
 
     def __len__(self) -> int:
         return self.steps
@@ -99,6 +107,9 @@ class Made(Batches[B]):
         if not 0 <= step < self.steps:
             raise IndexError(step)
         return self.make(step)
+
+    def ahead(self, step: int, count: int) -> B | None:
+        return self.many(step, count) if self.many is not None else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +130,12 @@ class Plan(Batches[Batch]):
         if isinstance(step, slice):
             return [self[i] for i in range(*step.indices(len(self.rows)))]
         return self.data.take(self.rows[step])
+
+    def ahead(self, step: int, count: int) -> Batch | None:
+        rows = self.rows[step : step + count]
+        if any(len(row) != len(rows[0]) for row in rows):
+            return None
+        return self.data.take(torch.stack(rows))
 
     @classmethod
     def together(cls, plans: Sequence[Sequence[Batch]], step: int) -> list[tuple[list[int], Batch]]:

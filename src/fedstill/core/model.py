@@ -197,6 +197,10 @@ class Model(Network):
         """The output of every block, first to last."""
         raise TypeError(f"{type(self).__name__} must define stages()")
 
+    def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """As `stages`, for a pass without gradient that may be rounded (see `core.precision`)."""
+        return self.stages(weights, x)
+
     def features(self, weights: Weights, x: Tensor) -> Tensor:
         """[example, feature], what the head sees."""
         return self.stages(weights, x)[-1].flatten(1)

@@ -8,6 +8,7 @@ padded, so the result is that of `in_process` up to the order of floating-point 
 from __future__ import annotations
 
 import inspect
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,19 @@ from fedstill.core.node import Inbox, Node
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Outcome, functional_gradient
 from fedstill.engines.in_process import InProcess
+from fedstill.engines.recorded import (
+    WORTHWHILE,
+    CudaGraphs,
+    Record,
+    Replay,
+    Unrecordable,
+    copy_all,
+    worthwhile,
+)
 
 
 @dataclass
-class _Acting:
+class Acting:
     """A node in the middle of a step."""
 
     node: Node[Any]
@@ -45,37 +55,43 @@ class Batched(InProcess):
     def __init__(self, *args: Any, stack_at_most: int = 256, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.stack_at_most = stack_at_most
+        recording = self.recorder is not None
+        self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None
 
     def play(
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
     ) -> dict[NodeId, Outcome]:
         outcomes: dict[NodeId, Outcome] = {}
-        actors: list[_Acting] = []
+        actors: list[Acting] = []
         for id, inbox in inboxes.items():
             gone = self._absence(step, round, id)
             if gone:
                 outcomes[id] = Outcome(absent=gone)
                 continue
-            actor = _Acting(self.node(id, round, step.name))
+            actor = Acting(self.node(id, round, step.name))
             actors.append(actor)
             self._guarded(
                 step, round, actor, lambda actor=actor, inbox=inbox: self._enter(step, actor, inbox)
             )
         while waiting := [actor for actor in actors if actor.waiting is not None]:
-            for kin in self._kin(waiting):
-                self._run_together(step, round, kin)
+            self._run_loops(step, round, waiting)
             for actor in waiting:
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
         made = {actor.node.id: self._committed(actor.node, actor.message) for actor in actors}
         return {id: outcomes.get(id) or made[id] for id in inboxes}
 
-    def _guarded(self, step: Step, round: int, actor: _Acting, work: Any) -> None:
+    def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
+        """Run the loops that nodes wait for, and put down each one's answer."""
+        for kin in self._kin(waiting):
+            self._run_together(step, round, kin)
+
+    def _guarded(self, step: Step, round: int, actor: Acting, work: Any) -> None:
         try:
             work()
         except Exception as error:
-            raise _failed(step, round, actor.node.id, error) from error
+            raise failed(step, round, actor.node.id, error) from error
 
-    def _enter(self, step: Step, actor: _Acting, inbox: Inbox[Any]) -> None:
+    def _enter(self, step: Step, actor: Acting, inbox: Inbox[Any]) -> None:
         acting = step(actor.node, inbox)
         if inspect.iscoroutine(acting):
             actor.coroutine = acting
@@ -83,16 +99,16 @@ class Batched(InProcess):
         else:
             actor.message = acting
 
-    def _advance(self, actor: _Acting) -> None:
+    def _advance(self, actor: Acting) -> None:
         """Go on to the next awaited loop, or to the end."""
         try:
             actor.waiting = actor.coroutine.send(actor.answer)
         except StopIteration as end:
             actor.waiting, actor.message = None, end.value
 
-    def _kin(self, waiting: Sequence[_Acting]) -> list[list[_Acting]]:
+    def _kin(self, waiting: Sequence[Acting]) -> list[list[Acting]]:
         """Loops that can be stacked, no more at once than `stack_at_most`."""
-        groups: dict[Any, list[_Acting]] = {}
+        groups: dict[Any, list[Acting]] = {}
         for actor in waiting:
             loop = actor.waiting
             assert loop is not None
@@ -101,39 +117,46 @@ class Batched(InProcess):
         size = self.stack_at_most
         return [kin[i : i + size] for kin in groups.values() for i in range(0, len(kin), size)]
 
-    def _run_together(self, step: Step, round: int, kin: list[_Acting]) -> None:
+    def _run_together(self, step: Step, round: int, kin: list[Acting]) -> None:
         loops = [actor.waiting for actor in kin if actor.waiting is not None]
         if len(loops) == 1:
-            self._guarded(step, round, kin[0], lambda: self._run_alone(kin[0], loops[0]))
+            self._guarded(step, round, kin[0], lambda: self._run_alone(kin[0]))
             return
         by_length = sorted(range(len(loops)), key=lambda i: -len(loops[i].batches))
         stack: _Stack | None = None
         try:
-            stack = _Stack([loops[i] for i in by_length])
-            ended = stack.run()
+            in_order = [loops[i] for i in by_length]
+            try:
+                stack = _Stack(in_order, self.stacks)
+                ended = stack.run()
+            except Unrecordable:
+                self.stacks = None
+                stack = _Stack(in_order)
+                ended = stack.run()
         except Exception as error:
             place, cause = (stack and stack.culprit()) or (None, error)
             guilty = kin if place is None else [kin[by_length[place]]]
             names = ", ".join(actor.node.id for actor in guilty)
-            raise _failed(step, round, names, cause) from cause
+            raise failed(step, round, names, cause) from cause
         for place, (carry, loss) in enumerate(ended):
             actor = kin[by_length[place]]
             actor.answer = carry
             if loss is not None:
                 actor.node.log(loss=loss)
 
-    def _run_alone(self, actor: _Acting, loop: Loop[Any]) -> None:
-        actor.answer = self._run(loop, actor.node)
+    def _run_alone(self, actor: Acting) -> None:
+        assert actor.waiting is not None
+        actor.answer = self._run(actor.waiting, actor.node)
 
 
-def _failed(step: Step, round: int, node: NodeId, cause: BaseException) -> StepError:
+def failed(step: Step, round: int, node: NodeId, cause: BaseException) -> StepError:
     return StepError(type(step.method).__name__, step.name, node, round, cause)
 
 
 class _Stack:
     """Kin loops, longest first, as one; those that are done leave."""
 
-    def __init__(self, loops: Sequence[Loop[Any]]):
+    def __init__(self, loops: Sequence[Loop[Any]], recorder: StackRecorder | None = None):
         self.loops = loops
         self.plans = [loop.batches for loop in loops]
         plan = self.plans[0]
@@ -144,22 +167,34 @@ class _Stack:
         self.done: list[list[Tensor]] = []  # carries of finished loops, shortest first
         self.total = torch.zeros(len(loops), device=self.carry[0].device)
         self.step = 0
+        self.recorder = recorder
+        self.recording: StackRecording | None = None
 
     def run(self) -> list[tuple[Any, Tensor | None]]:
         """For each loop its carry and its mean loss (None when it had no batches)."""
         lengths = [len(plan) for plan in self.plans]
+        alike = Counter(sum(length > step for length in lengths) for step in range(lengths[0]))
+        if self.recorder is not None and worthwhile(self.loops[0]):
+            self.recording = self.recorder.known(self.loops[0], self.carry, self.given, self.total)
+            self.carry, self.given = self.recording.carry, self.recording.given
+            self.total = self.recording.total
         for step in range(lengths[0]):
             self.step = step
             active = sum(length > step for length in lengths)
             self._dismiss(active)
             for places, batch in self.gather(self.plans[:active], step):
-                self._advance(places, active, batch)
+                everyone = places == list(range(active))
+                if self.recording and everyone and alike[active] >= WORTHWHILE:
+                    self.recording.replay(self.loops[0], active, batch)
+                else:
+                    self._advance(places, active, batch)
         self._dismiss(0)
         carries = self.done[::-1]
+        totals = self.total.clone()
         return [
             (
                 trees.with_tensors(loop.carry, carries[i]),
-                self.total[i] / lengths[i] if lengths[i] else None,
+                totals[i] / lengths[i] if lengths[i] else None,
             )
             for i, loop in enumerate(self.loops)
         ]
@@ -188,31 +223,109 @@ class _Stack:
         rows = torch.tensor(places, device=self.total.device)
         everyone = places == list(range(active))
         carry = self.carry if everyone else [tensor[rows] for tensor in self.carry]
-        given = [tensor if dim is None else tensor[rows] for tensor, dim in self.given]
-        dims = [dim for _, dim in self.given]
-        first = self.loops[0]
-
-        def one(
-            carry: list[Tensor], given: list[Tensor], leaves: list[Tensor]
-        ) -> tuple[list[Tensor], Tensor]:
-            moved, loss = first.body(
-                trees.with_tensors(first.carry, carry),
-                trees.with_tensors(dict(first.given), given),
-                trees.with_tensors(batch, leaves),
-                functional_gradient,
-            )
-            ordered = trees.map_tensors(lambda _, tensor: tensor, first.carry, moved)
-            return trees.tensors(ordered), loss
-
-        moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
-            carry, given, trees.tensors(batch)
-        )
+        given = [(tensor if dim is None else tensor[rows], dim) for tensor, dim in self.given]
+        moved, losses = stacked_step(self.loops[0], carry, given, batch)
         self.total.index_add_(0, rows, losses.float())
-        self.carry = (
-            moved
-            if everyone
-            else [old.index_copy(0, rows, new) for old, new in zip(self.carry, moved, strict=True)]
+        if not everyone:
+            pairs = zip(self.carry, moved, strict=True)
+            moved = [old.index_copy(0, rows, new) for old, new in pairs]
+        if self.recording:  # its memory is where the next step looks
+            copy_all(self.carry, moved)
+        else:
+            self.carry = moved
+
+
+def stacked_step(
+    first: Loop[Any], carry: list[Tensor], given: list[tuple[Tensor, int | None]], batch: Any
+) -> tuple[list[Tensor], Tensor]:
+    """One step of kin loops: their carries and losses, each along a first axis."""
+
+    def one(
+        carry: list[Tensor], given: list[Tensor], leaves: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        moved, loss = first.body(
+            trees.with_tensors(first.carry, carry),
+            trees.with_tensors(dict(first.given), given),
+            trees.with_tensors(batch, leaves),
+            functional_gradient,
         )
+        ordered = trees.map_tensors(lambda _, tensor: tensor, first.carry, moved)
+        return trees.tensors(ordered), loss
+
+    values, dims = [tensor for tensor, _ in given], [dim for _, dim in given]
+    moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(carry, values, trees.tensors(batch))
+    return moved, losses
+
+
+class StackRecording:
+    """One kind of stack: memory that stays where it is, and a replay for each number of loops."""
+
+    def __init__(
+        self, carry: list[Tensor], given: list[tuple[Tensor, int | None]], total: Tensor,
+        record: Record,
+    ):  # fmt: skip
+        self.carry = [tensor.clone() for tensor in carry]
+        self.given = [(tensor.clone(), dim) for tensor, dim in given]
+        self.total = torch.zeros_like(total)
+        self.record = record
+        self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
+
+    def begin(self, carry: list[Tensor], given: list[tuple[Tensor, int | None]]) -> None:
+        """Take over where a stack starts."""
+        copy_all(self.carry, carry)
+        copy_all([mine for mine, _ in self.given], [theirs for theirs, _ in given])
+        self.total.zero_()
+
+    def replay(self, first: Loop[Any], active: int, batch: Any) -> None:
+        """One step of the loops that are still there, all with batches of one shape."""
+        tensors, shape = trees.tensors(batch), (active, trees.shape(batch))
+        if shape not in self.replays:
+            self.replays[shape] = self._recorded(first, active, batch)
+        buffers, replay = self.replays[shape]
+        copy_all(buffers, tensors)
+        replay()
+
+    def _recorded(self, first: Loop[Any], active: int, batch: Any) -> tuple[list[Tensor], Replay]:
+        buffers = [tensor.clone() for tensor in trees.tensors(batch)]
+        if any(tensor.device != self.total.device for tensor in buffers):
+            raise Unrecordable("a number on the host would be recorded as a constant")
+        resting = trees.with_tensors(batch, buffers)
+        carry, total = [tensor[:active] for tensor in self.carry], self.total[:active]
+        given = [(t if dim is None else t[:active], dim) for t, dim in self.given]
+        before = [tensor.clone() for tensor in (*carry, total)]
+
+        def step() -> None:
+            moved, losses = stacked_step(first, carry, given, resting)
+            copy_all(carry, moved)
+            total.add_(losses)
+
+        replay = self.record(step)
+        copy_all([*carry, total], before)
+        return buffers, replay
+
+
+class StackRecorder:
+    """Keeps what was recorded of the latest kinds of stack."""
+
+    def __init__(self, record: Record, keep: int = 8):
+        self.record = record
+        self.keep = keep
+        self.kinds: OrderedDict[Any, StackRecording] = OrderedDict()
+
+    def known(
+        self, first: Loop[Any], carry: list[Tensor], given: list[tuple[Tensor, int | None]],
+        total: Tensor,
+    ) -> StackRecording:  # fmt: skip
+        """The recording of such stacks, ready to start."""
+        shapes = [trees.shape(carry), trees.shape([t for t, _ in given]), [d for _, d in given]]
+        key = (first.body, trees.shape(first.carry), repr(shapes))
+        if key not in self.kinds:
+            while len(self.kinds) >= self.keep:
+                self.kinds.popitem(last=False)
+            self.kinds[key] = StackRecording(carry, given, total, self.record)
+        self.kinds.move_to_end(key)
+        self.kinds[key].begin(carry, given)
+        return self.kinds[key]
 
 
 def _shared_or_stacked(rows: Sequence[Tensor]) -> tuple[Tensor, int | None]:

@@ -3,31 +3,43 @@
 A step of a small network is hundreds of launches, which take the host longer than the GPU. They are
 the same for every batch of one shape, since objectives draw nothing and do not branch on values. So
 each shape is recorded once, over buffers that stay where they are, and a step is: copy the batch
-into its buffers, replay. Results are those of the plain loop; a matrix product of tensors that lie
+into its buffers, replay. Where batches of several steps can be made at once, so many steps are one
+recording. Results are those of the plain loop; a matrix product of tensors that lie
 elsewhere in memory may round differently.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedstill.core import trees
+from fedstill.core.data import Batches
 from fedstill.core.loop import Descent, Loop
 from fedstill.engines.engine import autograd_gradient
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
+Ended = tuple[Any, Tensor]  # the carry at the end of a loop, and the mean loss
 
 WORTHWHILE = 8  # steps; recording costs a few of them
+TOGETHER = 8  # steps in one recording, where their batches are made at once
 
 
 class Unrecordable(Exception):
     """A step does what a recording cannot hold."""
+
+
+def worthwhile(loop: Loop[Any]) -> bool:
+    """Whether a loop may be recorded, and is long enough."""
+    body = loop.body
+    plain = isinstance(body, Descent) and body.privacy is None
+    return plain and len(loop.batches) >= WORTHWHILE
 
 
 class Recorder:
@@ -37,17 +49,28 @@ class Recorder:
         self.record = record
         self.keep = keep
         self.known: OrderedDict[Any, _Recording] = OrderedDict()
-        self.refused: set[Descent] = set()
+        self.refused: set[Any] = set()  # bodies of loops
 
-    def run(self, loop: Loop[Any]) -> tuple[Any, Tensor] | None:
+    def run(self, loop: Loop[Any]) -> Ended | None:
         """The carry at the end and the mean loss; None for a loop that must be run step by step.
 
         Which loops are replayed depends on the loop alone, so a resumed run does the same.
         """
+        playing = self.playing(loop)
+        while True:
+            try:
+                next(playing)
+            except StopIteration as end:
+                ended: Ended | None = end.value
+                return ended
+            except torch.OutOfMemoryError:  # recordings hold memory; a plain step may fit
+                self.known.clear()
+                return None
+
+    def playing(self, loop: Loop[Any]) -> Generator[None, None, Ended | None]:
+        """As `run`, with a rest after every step."""
         body = loop.body
-        if not isinstance(body, Descent) or body.privacy is not None or body in self.refused:
-            return None
-        if len(loop.batches) < WORTHWHILE:
+        if not worthwhile(loop) or body in self.refused:
             return None
         key = (body, trees.shape(loop.carry), trees.shape(dict(loop.given)))
         if key not in self.known:
@@ -56,7 +79,7 @@ class Recorder:
             self.known[key] = _Recording(loop)
         self.known.move_to_end(key)
         try:
-            return self.known[key].run(loop, self.record)
+            return (yield from self.known[key].playing(loop, self.record))
         except Unrecordable:
             del self.known[key]
             self.refused.add(body)
@@ -74,24 +97,38 @@ class _Recording:
         self.buffers: dict[Any, list[Tensor]] = {}  # for batches whose tensors have equal shapes
         self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
 
-    def run(self, loop: Loop[Any], record: Record) -> tuple[Any, Tensor]:
-        """The whole loop."""
-        _copy(trees.tensors(self.carry), trees.tensors(loop.carry))
-        _copy(trees.tensors(self.given), trees.tensors(dict(loop.given)))
+    def playing(self, loop: Loop[Any], record: Record) -> Generator[None, None, Ended]:
+        """The whole loop, step by step."""
+        copy_all(trees.tensors(self.carry), trees.tensors(loop.carry))
+        copy_all(trees.tensors(self.given), trees.tensors(dict(loop.given)))
         self.total.zero_()
-        for batch in loop.batches:
-            tensors, shape = trees.tensors(batch), trees.shape(batch)
-            if shape not in self.replays:
-                self.replays[shape] = self._recorded(batch, tensors, record)
-            buffers, replay = self.replays[shape]
-            _copy(buffers, tensors)
-            replay()
-        return trees.map_tensors(torch.clone, self.carry), self.total / len(loop.batches)
+        done, steps = 0, len(loop.batches)
+        while done < steps:
+            batch = None
+            if done + TOGETHER <= steps and isinstance(loop.batches, Batches):
+                batch = loop.batches.ahead(done, TOGETHER)
+            if batch is not None:
+                self._replay(batch, TOGETHER, record)
+                done += TOGETHER
+            else:
+                self._replay(loop.batches[done], None, record)
+                done += 1
+            yield
+        return trees.map_tensors(torch.clone, self.carry), self.total / steps
+
+    def _replay(self, batch: Any, together: int | None, record: Record) -> None:
+        """One step; or some, whose batches are stacked."""
+        tensors, shape = trees.tensors(batch), (together, trees.shape(batch))
+        if shape not in self.replays:
+            self.replays[shape] = self._recorded(batch, tensors, together, record)
+        buffers, replay = self.replays[shape]
+        copy_all(buffers, tensors)
+        replay()
 
     def _recorded(
-        self, batch: Any, tensors: list[Tensor], record: Record
+        self, batch: Any, tensors: list[Tensor], together: int | None, record: Record
     ) -> tuple[list[Tensor], Replay]:
-        """A replay of one step; what recording does to the buffers is undone."""
+        """A replay; what recording does to the buffers is undone."""
         everything = [*tensors, *trees.tensors(self.carry), *trees.tensors(self.given)]
         if any(tensor.device != self.total.device for tensor in everything):
             raise Unrecordable("a number on the host would be recorded as a constant")
@@ -99,23 +136,25 @@ class _Recording:
             tuple((tensor.shape, tensor.dtype) for tensor in tensors),
             [tensor.clone() for tensor in tensors],
         )
-        _copy(buffers, tensors)
+        copy_all(buffers, tensors)
         resting = trees.with_tensors(batch, buffers)
         moving = [*trees.tensors(self.carry), self.total]
         before = [tensor.clone() for tensor in moving]
 
         def step() -> None:
-            moved, loss = self.body(self.carry, self.given, resting, autograd_gradient)
-            ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
-            _copy(trees.tensors(self.carry), trees.tensors(ordered))
-            self.total.add_(loss)
+            for at in [None] if together is None else range(together):
+                one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
+                moved, loss = self.body(self.carry, self.given, one, autograd_gradient)
+                ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
+                copy_all(trees.tensors(self.carry), trees.tensors(ordered))
+                self.total.add_(loss)
 
         replay = record(step)
-        _copy(moving, before)
+        copy_all(moving, before)
         return buffers, replay
 
 
-def _copy(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Put values into the places, all in a few launches."""
     if places:
         torch._foreach_copy_(list(places), list(values))
@@ -126,16 +165,15 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.memory: Any = None
-        self.stream: Any = None
+        with torch.cuda.device(device):
+            self.memory: Any = torch.cuda.graph_pool_handle()
+            self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], None]) -> Replay:
         with torch.cuda.device(self.device):
             return self._recorded(step)
 
     def _recorded(self, step: Callable[[], None]) -> Replay:
-        if self.stream is None:
-            self.memory, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             step()  # libraries prepare themselves at the first call; a fault shows here
@@ -148,6 +186,9 @@ class CudaGraphs:
                     step()
                 finally:
                     graph.capture_end()
+        except torch.OutOfMemoryError:
+            self.memory = torch.cuda.graph_pool_handle()
+            raise
         except RuntimeError as error:
             self.memory = torch.cuda.graph_pool_handle()  # the other one may be left half-used
             raise Unrecordable(str(error)) from error

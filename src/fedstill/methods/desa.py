@@ -282,12 +282,15 @@ class DeSA(Method):
             for purpose in ("distil", "lean")
         )
 
-        def make(step: int) -> Draw:
+        def make(own: Batch, step: int | slice) -> Draw:
             at = distil[step]
-            leaning = anchors.take(lean[step])
-            return Draw(plan[step], anchors.take(at), teacher[at], heard[at], leaning)
+            return Draw(own, anchors.take(at), teacher[at], heard[at], anchors.take(lean[step]))
 
-        return Made(len(plan), make)
+        def many(step: int, count: int) -> Draw | None:
+            own = plan.ahead(step, count)
+            return None if own is None else make(own, slice(step, step + count))
+
+        return Made(len(plan), lambda step: make(plan[step], step), many)
 
     def blended(self, client: Node[Own], inbox: Inbox[Sums]) -> Own:
         """The memory after one step of mixing."""

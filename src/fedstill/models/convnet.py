@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.precision import half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
@@ -92,6 +93,33 @@ class ConvNet(Scalable):
             x = self._pooled(weights, f"norm{block}", x)
             maps.append(x)
         return maps
+
+    def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
+        names = [f"conv{block}.weight" for block in range(self.depth)]
+        if not self._fused or not half_will_do(x) or not _plain_on_gpu(x, weights[names[0]]):
+            return self.stages(weights, x)
+        kernels, sides = _kernels(), [self.shape[1:], *self.sides()[:-1]]
+        even = all(length % 2 == 0 for side in sides for length in side)
+        if kernels is None or not even or self._first_padding() != 1 or self.shape[0] > 8:
+            return self.stages(weights, x)
+        maps: list[Tensor] = []
+        for block, name in enumerate(names):
+            scale, shift = weights[f"norm{block}.weight"], weights[f"norm{block}.bias"]
+            if block == 0:
+                x = kernels.first_block(x, weights[name], scale, shift)
+            else:
+                weight = weights[name].to(torch.float16, memory_format=torch.channels_last)
+                x = F.conv2d(x, weight, padding=1)
+                x = kernels.half_norm_relu_pool(x, scale, shift)
+            maps.append(x)
+        return maps
+
+    @property
+    def _fused(self) -> bool:
+        """Whether there are kernels for blocks of this kind."""
+        known = (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg")
+        return known and self.rate == 1
 
     def _pooled(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """Norm, activation and pooling; as one kernel where that can be."""

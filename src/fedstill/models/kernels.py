@@ -26,6 +26,45 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return _forward(maps.contiguous(), scale, shift)[0]
 
 
+def first_block(images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """norm_relu_pool(conv2d(images, weight, padding=1), ...) in half precision, no gradient.
+
+    The convolution is done twice, once for mean and deviation, rather than its maps written: they
+    are many times as large as the images. Weights [channel, inputs, 3, 3]; sides are even. The
+    result lies in memory channel by channel of each pixel, as half-precision convolutions like it.
+    """
+    count, inputs, height, width = images.shape
+    channels = len(weight)
+    pooled = torch.empty(
+        (count, channels, height // 2, width // 2), dtype=torch.float16, device=images.device,
+        memory_format=torch.channels_last,
+    )  # fmt: skip
+    block = min(128, max(16, triton.next_power_of_2(channels)))
+    with torch.cuda.device(images.device):
+        _first_block[(count, triton.cdiv(channels, block))](
+            images.contiguous(), weight.contiguous(), scale, shift, pooled, channels, EPS,
+            inputs, height, width, triton.next_power_of_2(9 * inputs), block, 64, num_warps=4,
+        )  # fmt: skip
+    return pooled
+
+
+def half_norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """`norm_relu_pool` of half-precision maps that lie channel by channel, no gradient."""
+    count, channels, height, width = maps.shape
+    maps = maps.contiguous(memory_format=torch.channels_last)
+    pooled = torch.empty(
+        (count, channels, height // 2, width // 2), dtype=torch.float16, device=maps.device,
+        memory_format=torch.channels_last,
+    )  # fmt: skip
+    places = triton.next_power_of_2((height // 2) * (width // 2))
+    block = max(1, min(triton.next_power_of_2(channels), 4096 // places))
+    with torch.cuda.device(maps.device):
+        _half_block[(count, triton.cdiv(channels, block))](
+            maps, scale, shift, pooled, channels, EPS, height, width, places, block, num_warps=8,
+        )  # fmt: skip
+    return pooled
+
+
 class _Block(torch.autograd.Function):
     """The block with its gradient; for a gradient of the gradient it is unfolded again."""
 
@@ -139,3 +178,103 @@ def _slopes(
     tl.store(to_maps + start + place, moved, mask=place < pixels)
     tl.store(to_scale + one, along)
     tl.store(to_shift + one, alone)
+
+
+@triton.jit
+def _convolved(
+    images, weights, one, row, column, SIDES: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """[pixel, channel], a 3x3 convolution of one image at some pixels; `weights` [tap, channel]."""
+    tap = tl.arange(0, TAPS)
+    side = tl.minimum(tap // 9, SIDES - 1)
+    y = row[:, None] + (tap % 9 // 3 - 1)[None, :]
+    x = column[:, None] + (tap % 3 - 1)[None, :]
+    inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & (tap < 9 * SIDES)[None, :]
+    y = tl.minimum(tl.maximum(y, 0), HEIGHT - 1)
+    x = tl.minimum(tl.maximum(x, 0), WIDTH - 1)
+    start = images + one.to(tl.int64) * (SIDES * HEIGHT * WIDTH)
+    seen = tl.load(start + side[None, :] * (HEIGHT * WIDTH) + y * WIDTH + x)
+    return tl.dot(tl.where(inside, seen, 0.0).to(tl.float16), weights)
+
+
+@triton.jit
+def _first_block(
+    images, weight, scale, shift, pooled, channels, eps,
+    SIDES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Some channels of one image, PLACES pooled pixels at a time."""
+    one = tl.program_id(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < channels
+    tap = tl.arange(0, TAPS)
+    held = (tap < 9 * SIDES)[:, None] & known[None, :]
+    weights = tl.load(weight + channel[None, :] * (9 * SIDES) + tap[:, None], mask=held, other=0.0)
+    weights = weights.to(tl.float16)
+    high: tl.constexpr = HEIGHT // 2
+    wide: tl.constexpr = WIDTH // 2
+    pixels: tl.constexpr = HEIGHT * WIDTH
+    total = tl.zeros([CHANNELS], tl.float32)
+    squares = tl.zeros([CHANNELS], tl.float32)
+    for first in range(0, high * wide, PLACES):
+        out = first + tl.arange(0, PLACES)
+        there = (out < high * wide)[:, None]
+        for corner in tl.static_range(4):
+            row = out // wide * 2 + corner // 2
+            column = out % wide * 2 + corner % 2
+            value = _convolved(images, weights, one, row, column, SIDES, HEIGHT, WIDTH, TAPS)
+            value = tl.where(there, value, 0.0)
+            total += tl.sum(value, 0)
+            squares += tl.sum(value * value, 0)
+    mean = total / pixels
+    spread = tl.maximum(squares / pixels - mean * mean, 0.0)
+    slope = tl.load(scale + channel, mask=known, other=0.0) / tl.sqrt(spread + eps)
+    offset = tl.load(shift + channel, mask=known, other=0.0) - mean * slope
+    for first in range(0, high * wide, PLACES):
+        out = first + tl.arange(0, PLACES)
+        summed = tl.zeros([PLACES, CHANNELS], tl.float32)
+        for corner in tl.static_range(4):
+            row = out // wide * 2 + corner // 2
+            column = out % wide * 2 + corner % 2
+            value = _convolved(images, weights, one, row, column, SIDES, HEIGHT, WIDTH, TAPS)
+            summed += tl.maximum(value * slope[None, :] + offset[None, :], 0.0)
+        where = pooled + one.to(tl.int64) * (high * wide) * channels
+        where = where + out[:, None] * channels + channel[None, :]
+        fits = (out < high * wide)[:, None] & known[None, :]
+        tl.store(where, (summed * 0.25).to(tl.float16), mask=fits)
+
+
+@triton.jit
+def _half_block(
+    maps, scale, shift, pooled, channels, eps,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Some channels of one image; the four pixels of a pooled one lie in four tiles."""
+    one = tl.program_id(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < channels
+    high: tl.constexpr = HEIGHT // 2
+    wide: tl.constexpr = WIDTH // 2
+    pixels: tl.constexpr = HEIGHT * WIDTH
+    out = tl.arange(0, PLACES)
+    fits = (out < high * wide)[:, None] & known[None, :]
+    start = maps + one.to(tl.int64) * pixels * channels + channel[None, :]
+    corner = (out // wide * 2 * WIDTH + out % wide * 2)[:, None] * channels
+    a = tl.load(start + corner, mask=fits, other=0.0).to(tl.float32)
+    b = tl.load(start + corner + channels, mask=fits, other=0.0).to(tl.float32)
+    c = tl.load(start + corner + WIDTH * channels, mask=fits, other=0.0).to(tl.float32)
+    d = tl.load(start + corner + (WIDTH + 1) * channels, mask=fits, other=0.0).to(tl.float32)
+    mean = tl.sum(a + b + c + d, 0) / pixels
+    e = tl.where(fits, a - mean[None, :], 0.0)
+    f = tl.where(fits, b - mean[None, :], 0.0)
+    g = tl.where(fits, c - mean[None, :], 0.0)
+    h = tl.where(fits, d - mean[None, :], 0.0)
+    spread = tl.sum(e * e + f * f + g * g + h * h, 0) / pixels
+    slope = (tl.load(scale + channel, mask=known, other=0.0) / tl.sqrt(spread + eps))[None, :]
+    offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
+    total = tl.maximum(e * slope + offset, 0.0) + tl.maximum(f * slope + offset, 0.0)
+    total += tl.maximum(g * slope + offset, 0.0) + tl.maximum(h * slope + offset, 0.0)
+    where = pooled + one.to(tl.int64) * (high * wide) * channels
+    where = where + out[:, None] * channels + channel[None, :]
+    tl.store(where, (total * 0.25).to(tl.float16), mask=fits)

@@ -239,15 +239,19 @@ class Matching:
         real = augment.apply(batch.real, batch.draws, only=batch.only)
         synthetic = augment.apply(images, batch.draws, only=batch.only)
         with torch.no_grad():
-            targets = class_means(self.seen(still, batch.network, real), batch.share)
+            targets = class_means(self.seen(still, batch.network, real, coarse=True), batch.share)
         means = class_means(self.seen(still, batch.network, synthetic), images_share)
         return (distances(means, targets, self.distance) * batch.emphasis.unsqueeze(1)).sum()
 
-    def seen(self, model: Model, network: Weights, images: Tensor) -> list[Tensor]:
+    def seen(
+        self, model: Model, network: Weights, images: Tensor, *, coarse: bool = False
+    ) -> list[Tensor]:
         """[class, image, ...] of each output that is matched, from one pass over all classes."""
-        stages = [stage.flatten(1) for stage in model.stages(network, images.flatten(0, 1))]
-        features = stages[-1]
-        kept = stages if self.outputs.startswith("stages") else [features]
+        passed = (model.coarse_stages if coarse else model.stages)(network, images.flatten(0, 1))
+        kept = passed if self.outputs.startswith("stages") else passed[-1:]
+        kept = [stage.flatten(1) for stage in kept]
+        kept = [stage.float() if stage.dtype == torch.float16 else stage for stage in kept]
+        features = kept[-1]
         if self.outputs in ("logits", "both", "stages and logits"):
             kept = [*kept, model.head(network, features)]
         if self.outputs == "logits":

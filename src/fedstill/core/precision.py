@@ -1,0 +1,31 @@
+"""How exactly a GPU computes; on a CPU all is single precision.
+
+`single`: every product in single precision. `tf32`: convolutions round their factors to ten bits
+and add up in single precision, as torch does unless told otherwise; matrix products stay exact.
+`half`: matrix products as convolutions, and passes without a gradient that say so (the real
+examples of distribution matching) in half precision, with as many bits and half the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["single", "tf32", "half"]
+
+_now: Precision = "tf32"
+
+
+def use(precision: Precision) -> None:
+    """Compute like this from now on, in the whole process."""
+    global _now
+    _now = precision
+    torch.backends.cudnn.allow_tf32 = precision != "single"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "half"
+
+
+def half_will_do(x: Tensor) -> bool:
+    """Whether a pass over these without a gradient may be made in half precision."""
+    return _now == "half" and x.is_cuda and x.dtype == torch.float32
