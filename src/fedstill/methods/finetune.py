@@ -124,6 +124,13 @@ class FineTuner(Method):
             wrong = "its clients remember more than a model, so they cannot be played alone"
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
 
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return self.base.unfit(server, models)
+
+    @property
+    def scores_own(self) -> bool:
+        return self.base.scores_own
+
     @property
     def sends_examples(self) -> bool:
         return self.base.sends_examples
