@@ -41,9 +41,13 @@ Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 
 
-@cache
 def hints(kind: type) -> Mapping[str, Any]:
-    """The field types of a dataclass, resolved."""
+    """The field types of a dataclass, resolved; once for each class."""
+    return _resolved(kind)
+
+
+@cache
+def _resolved(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
