@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,24 @@ def test_a_run_goes_to_its_end_and_logs_a_curve_of_the_generator(tmp_path: Path,
     assert '[method.base]\nname = "fedprox"' in (tmp_path / "run" / "recipe.toml").read_text()
     drawn = (tmp_path / "run" / "pictures" / "synthetic-server.png").exists()
     assert drawn == (name != "dense")  # as published it keeps no generator
+
+
+def test_the_generators_loss_and_its_terms_are_drawn_over_rounds(tmp_path: Path) -> None:
+    recipe = images_recipe(tmp_path, {"name": "dfrd", **LITTLE}, rounds=2)
+    fedstill("run", recipe, "--out", tmp_path / "run")
+    names = ["generator_loss", "distil_loss", "fidelity", "transferability", "diversity"]
+    asked = [word for name in names for word in ("--of", name)]
+    picture = tmp_path / "losses.png"
+    said = fedstill(
+        "curves", tmp_path / "run", *asked, "--picture", picture, "--format", "json"
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    rows = json.loads(said.out)
+    assert [row["round"] for row in rows] == [1, 2]
+    series = read_run(tmp_path / "run").series("fidelity", step="aggregate")
+    assert [row["fidelity"] for row in rows] == [series[1], series[2]]
+    assert picture.stat().st_size > 10_000
+    assert "unknown number 'fidelty'" in fedstill("curves", tmp_path / "run", "--of", "fidelty").err
 
 
 def test_a_killed_run_goes_on_with_its_generators(tmp_path: Path) -> None:
