@@ -191,20 +191,34 @@ def curves(
     folders: RunFolders,
     form: Listing = Form.table,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw accuracy by floats sent to this file.")
+        Path | None,
+        typer.Option(help="Draw accuracy by floats sent, or what --of names, to this file."),
+    ] = None,
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show a number that steps log instead, such as generator_loss; may be repeated.",
+        ),
     ] = None,
 ) -> None:
     """Show accuracy by round, with all that was sent so far, once per sender and per receiver."""
     from fedstill.logbook.reader import read_run
-    from fedstill.report.curves import rows
+    from fedstill.report.curves import logged_rows, rows
 
     runs = [read_run(folder) for folder in _run_folders(folders)]
-    listings.print_rows(rows(runs, percent=form is not Form.json), form)
+    names = list(dict.fromkeys(of or ()))
+    people = form is not Form.json
+    found = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)
+    listings.print_rows(found, form)
     if picture is not None:
         from fedstill.report import plots
 
         with _drawing():
-            plots.accuracy_by_floats(runs, picture)
+            if names:
+                plots.logged_by_round(runs, names, picture)
+            else:
+                plots.accuracy_by_floats(runs, picture)
         typer.echo(f"drawn: {picture}", err=True)
 
 

@@ -135,7 +135,7 @@ def side_by_side(grids: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 def safe(name: str) -> str:
     """A name as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
 
 
 def pictures_of(folder: Path) -> list[Path]:

@@ -10,15 +10,18 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div
 
 from fedstill.core import Method, Weights
-from fedstill.core.errors import BadValue, StepError
+from fedstill.core.errors import BadMessage, BadValue
 from fedstill.core.node import SERVER
 from fedstill.engines.batched import Batched
+from fedstill.engines.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.centralised import Centralised
+from fedstill.methods.dense import Dense
 from fedstill.methods.dfrd import DFRD
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddropout import FedDropout
+from fedstill.methods.fedftg import FedFTG
 from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
@@ -29,8 +32,9 @@ from fedstill.methods.local import Local
 from fedstill.methods.moon import Moon
 from fedstill.methods.scaffold import Scaffold
 from fedstill.methods.vhl import VHL
+from fedstill.models import ConvNet
 from methods.tuned import BASE, FAST, LITTLE, aggregated, same, sent, server_of
-from worlds import World, pictures, played, vectors
+from worlds import World, experiment, pictures, played, vectors
 
 BASES: list[Method] = [
     FedAvg(**FAST),
@@ -115,40 +119,113 @@ def test_counts_are_of_the_examples_used_in_the_round() -> None:
         assert int(up.label_counts.sum()) == 3 * up.examples
 
 
-@pytest.mark.parametrize(
-    ("counts", "why"),
-    [
-        (torch.tensor([1, 2]), r"c1 counts \[2\] labels, there are 3 classes"),
-        (torch.tensor([1, 2, -4]), r"c1 counts \[1, 2, -4\]"),
-    ],
-)
-def test_counts_that_do_not_add_up_are_refused(counts: torch.Tensor, why: str) -> None:
-    method, world = DFRD(**LITTLE), pictures()
-    heard = sent(method, world)
-    heard["c1"] = heard["c1"].replace(label_counts=counts)
-    with pytest.raises(BadValue, match=why):
-        aggregated(method, world, heard)
-    nothing = {c: up.replace(label_counts=torch.zeros(3)) for c, up in heard.items()}
-    with pytest.raises(BadValue, match="add up to 0"):
-        aggregated(method, world, nothing)
+class Strange:
+    """A channel on which one client's message becomes another in round two."""
+
+    def __init__(self, client: str, **changes: Any):
+        self.client, self.changes = client, changes
+
+    def carry(self, message: Any, sender: str, round: int, step: str) -> Any:
+        strange = sender == self.client and round == 2
+        return message.replace(**self.changes) if strange else message
+
+
+def gone(_: Any, step: str, round: int, node: str) -> str | None:
+    return "away" if (step, round, node) == ("update", 2, "c1") else None
+
+
+PART = ConvNet((1, 8, 8), 3, depth=2, width=4).narrowed(0.25).init(0)
+MISCOUNTED = [
+    ({"label_counts": torch.tensor([20, 7])}, r"c1 counts [2] labels, there are 3 classes"),
+    ({"label_counts": torch.tensor([20, 11, -4])}, "c1 counts [20, 11, -4]: counts are whole"),
+    ({"label_counts": torch.tensor([20, 6.5, 0.5])}, "c1 counts [20.0, 6.5, 0.5]: counts are"),
+    ({"label_counts": torch.tensor([20, 10, 10])}, "c1 counts 40 labels, but used 27 examples"),
+    ({"label_counts": torch.zeros(3)}, "c1 counts 0 labels, but used 27 examples"),
+]
+MISFIT = ({"weights": PART}, "c1 sent another network than it was given: conv0.weight is (1, 1, 3")
+
+
+@pytest.mark.parametrize("base", [BASE, HeteroFL(**FAST, rho=0), FedRolex(**FAST, rho=2)])
+@pytest.mark.parametrize(("changes", "why"), [MISFIT, *MISCOUNTED])
+def test_a_client_that_sends_what_cannot_be_is_left_out_by_name(
+    base: Method, changes: dict[str, Any], why: str
+) -> None:
+    method, options = DFRD(**{**LITTLE, "base": base}), {"bad_messages": "leave_out"}
+    for engine in (InProcess, Batched):
+        found, log = played(
+            method, pictures(), 2, engine, channels=[Strange("c1", **changes)], **options
+        )
+        (note,) = log.notes
+        assert (note.round, note.kind, note.node) == (2, "left out", "c1")
+        assert note.text.startswith(why) and "(DFRD.aggregate, round 2)" in note.text
+        without, _ = played(method, pictures(), 2, engine, absences=gone)
+        assert same(found.states[SERVER].weights, without.states[SERVER].weights)
+
+
+@pytest.mark.parametrize("kind", [FedFTG, Dense])
+def test_the_other_fine_tuners_go_on_without_such_a_client_too(kind: Any) -> None:
+    method = kind(**LITTLE)
+    found, log = played(
+        method, pictures(), 2, channels=[Strange("c1", **MISFIT[0])], bad_messages="leave_out"
+    )
+    assert [note.node for note in log.notes] == ["c1"]
+    without, _ = played(method, pictures(), 2, absences=gone)
+    assert same(found.states[SERVER].weights, without.states[SERVER].weights)
+
+
+def test_who_is_rejected_by_the_base_does_not_teach() -> None:
+    method = DFRD(**{**LITTLE, "base": HeteroFL(**FAST, rho=0, masked=True)})
+    found, log = played(
+        method, pictures(), 2, channels=[Strange("c1", held=torch.ones(2))],
+        bad_messages="leave_out",
+    )  # fmt: skip
+    assert ["names [2] classes, there are 3" in note.text for note in log.notes] == [True]
+    without, _ = played(method, pictures(), 2, absences=gone)
+    assert same(found.states[SERVER].weights, without.states[SERVER].weights)
+
+
+@pytest.mark.parametrize("role", ["fine_tune", "data_free"])
+def test_when_nobody_sends_what_can_be_the_server_stays_as_it_is(role: Any) -> None:
+    method, world = DFRD(**LITTLE, role=role), pictures()
+    heard = {c: up.replace(weights=PART) for c, up in sent(method, world).items()}
+    server = aggregated(method, world, heard)
+    assert sorted(server.rejected) == ["c0", "c1", "c2"]
+    assert same(server.state.weights, server_of(method, world).state.weights)
+
+
+def test_a_run_that_asks_for_it_stops_at_such_a_message() -> None:
+    changes, why = MISCOUNTED[3]
+    with pytest.raises(BadMessage, match=why):
+        played(DFRD(**LITTLE), pictures(), 2, channels=[Strange("c1", **changes)])
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
+def test_every_base_says_how_many_examples_its_clients_use(base: Any) -> None:
+    heard = sent(DFRD(**{**LITTLE, "base": base, "iterations": 0}), pictures())
+    for up in heard.values():
+        assert int(up.label_counts.sum()) == base.used(up)
+
+
+def test_networks_that_the_base_cannot_narrow_are_refused_before_the_first_round() -> None:
+    with pytest.raises(
+        BadValue, match="DFRD: c1: convnet: rate = 1e-09 leaves block0, block1 with"
+    ):
+        experiment(DFRD(base=FedRolex(budgets=(1.0, 1e-9, 1.0))), pictures())
+    with pytest.raises(BadValue, match="DFRD: c2: convnet: norm = 'group' has four groups, and 1"):
+        experiment(DFRD(base=HeteroFL(rho=2)), pictures(norm="group"))
+
+
+def test_parts_of_the_base_are_scored_beside_the_server() -> None:
+    method = DFRD(**{**LITTLE, "base": FedRolex(**FAST, rho=2, score_parts=True)})
+    _, log = played(method, pictures(), 1)
+    scored = [(r.node, r.target) for r in log.metrics if r.name == "accuracy"]
+    assert [s for s in scored if s[0] != SERVER] == [("c0", "c0"), ("c1", "c1"), ("c2", "c2")]
+    assert ("server", "c0") in scored
 
 
 def test_images_are_needed() -> None:
     with pytest.raises(BadValue, match="a generator of images needs"):
         played(DFRD(**LITTLE), vectors(), 1)
-
-
-def test_weights_of_another_network_are_refused_in_the_step() -> None:
-    method, world = DFRD(**LITTLE), pictures()
-    heard = sent(method, world)
-    strange = {**heard["c1"].weights, "more": torch.zeros(1)}
-
-    class Swap:
-        def carry(self, message, sender, round, step):  # type: ignore[no-untyped-def]
-            return message.replace(weights=strange) if sender == "c1" else message
-
-    with pytest.raises(StepError, match=r"DFRD.aggregate failed on server"):
-        played(method, world, 1, channels=[Swap()])
 
 
 # Losses

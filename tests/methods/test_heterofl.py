@@ -305,6 +305,27 @@ def test_a_part_of_another_shape_is_left_out_by_name_and_the_round_goes_on(
         assert torch.equal(tensor, weights_of(without)[name])
 
 
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"examples": -3}, "c1 has -3 examples"),
+        ({"held": torch.ones(2)}, "c1 names [2] classes, there are 3"),
+    ],
+)
+def test_a_part_whose_numbers_cannot_be_is_left_out_by_name(
+    engine: Any, changes: dict[str, Any], why: str
+) -> None:
+    class Changed(Swapped):
+        def carry(self, message: Any, sender: str, round: int, step: str) -> Message:
+            changed = message.replace(**changes) if sender == self.client else message
+            return changed  # type: ignore[no-any-return]
+
+    method, options = HeteroFL(rho=3, masked=True, **SMALL), {"bad_messages": "leave_out"}
+    _, log = played(method, vectors(), 1, engine, channels=[Changed("c1")], **options)
+    assert [note.text.startswith(why) for note in log.notes] == [True]
+
+
 def test_a_part_of_another_shape_stops_a_run_that_asks_for_it() -> None:
     with pytest.raises(
         BadMessage, match=r"c1 sent another network .* \(HeteroFL.aggregate, round 2"

@@ -8,7 +8,7 @@ import torch
 from fedstill.core import Data
 from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
-from fedstill.parts.label_law import Counted, counts_table, dynamic_shares, label_law
+from fedstill.parts.label_law import Counted, counts_table, dynamic_shares, label_law, miscounted
 
 COUNTS = torch.tensor([[6.0, 0, 2, 0], [3, 4, 0, 0], [0, 4, 1, 0]])  # the last class: nobody
 
@@ -50,24 +50,32 @@ def test_counted_data_give_the_batches_of_the_plain_ones() -> None:
 
 
 def test_counts_are_a_table_in_the_order_of_the_clients() -> None:
-    table = counts_table({"a": torch.tensor([1, 0]), "b": torch.tensor([0, 0])}, 2)
+    table = counts_table({"a": torch.tensor([1, 0]), "b": torch.tensor([0, 0])})
     assert table.tolist() == [[1, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (torch.tensor([1, 2, 3]), r"b counts \[3\] labels, there are 2 classes"),
-        (torch.tensor([[1, 2]]), r"b counts \[1, 2\] labels, there are 2 classes"),
-        (torch.tensor([3, -1]), r"b counts \[3, -1\]: counts are 0 or more"),
-        (torch.tensor([1.0, float("nan")]), "b counts .* counts are 0 or more"),
+        (torch.tensor([1, 2, 3]), "counts [3] labels, there are 2 classes"),
+        (torch.tensor([[1, 2]]), "counts [1, 2] labels, there are 2 classes"),
+        (torch.tensor([3, -1]), "counts [3, -1]: counts are whole numbers from 0"),
+        (torch.tensor([1.5, 0.5]), "counts [1.5, 0.5]: counts are whole numbers from 0"),
+        (torch.tensor([1.0, torch.nan]), "counts [1.0, nan]: counts are whole numbers from 0"),
+        (torch.tensor([torch.inf, 1.0]), "counts [inf, 1.0]: counts are whole numbers from 0"),
+        (torch.tensor([2, 3]), "counts 5 labels, but used 2 examples"),
+        (torch.tensor([1.0, 1.0]), None),
+        (torch.tensor([2, 0]), None),
     ],
 )
-def test_counts_that_cannot_be_are_refused_by_client(said: torch.Tensor, why: str) -> None:
-    with pytest.raises(BadValue, match=why):
-        counts_table({"a": torch.tensor([1, 1]), "b": said}, 2)
+def test_counts_that_cannot_be_are_recognised(said: torch.Tensor, why: str | None) -> None:
+    assert miscounted(said, 2, used=2) == why
+
+
+def test_without_a_number_of_examples_any_sum_can_be() -> None:
+    assert miscounted(torch.tensor([2, 3]), 2) is None
 
 
 def test_counts_that_add_up_to_nothing_are_refused() -> None:
     with pytest.raises(BadValue, match="the label counts of a, b add up to 0"):
-        counts_table({"a": torch.zeros(2), "b": torch.zeros(2)}, 2)
+        counts_table({"a": torch.zeros(2), "b": torch.zeros(2)})

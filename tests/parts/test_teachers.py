@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from fedstill.core import Weights
-from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.models import ConvNet
-from fedstill.parts.teachers import Ensemble, check_fits, has_statistics
+from fedstill.parts.teachers import Ensemble, has_statistics
 
 SMALL, WIDE = (ConvNet((1, 8, 8), 3, depth=1, width=width, norm="batch") for width in (2, 4))
 MODELS = [SMALL, WIDE, SMALL, WIDE, SMALL]
@@ -70,14 +69,3 @@ def test_networks_without_batch_norm_have_no_gap() -> None:
     assert has_statistics(SMALL.init(0))
     _, gaps = ensemble.logits_and_gaps(ensemble.stacked(own), images())
     assert gaps.tolist() == [0, 0]
-
-
-def test_weights_of_another_network_are_refused_by_name() -> None:
-    check_fits(SMALL, SMALL.init(0), "c1")
-    with pytest.raises(
-        BadValue, match=r"c1 sent weights .* ConvNet: conv0.weight is \(4, 1, 3, 3\)"
-    ):
-        check_fits(SMALL, WIDE.init(0), "c1")
-    extra = {**SMALL.init(0), "more": torch.zeros(1)}
-    with pytest.raises(BadValue, match=r"more is \(1,\), expected nothing"):
-        check_fits(SMALL, extra, "c1")

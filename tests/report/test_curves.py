@@ -12,7 +12,7 @@ from fedstill.logbook import (
     summarise,
     write_summary,
 )
-from fedstill.report.curves import Measure, curves, rows
+from fedstill.report.curves import Measure, curves, logged, logged_rows, rows, traces
 
 
 def made(folder, seed, *, method="fedavg", data="d", floats=100, before=0):
@@ -66,3 +66,45 @@ def test_runs_that_were_never_evaluated_have_no_curve(tmp_path):
         pass
     with pytest.raises(BadValue, match="nothing to draw"):
         rows([read_run(tmp_path / "r", unfinished=True)])
+
+
+def with_losses(folder, seed, values, **more):
+    """A run that also logs losses: two clients train, and the server's generator has its own."""
+    made(folder, seed, **more)
+    with FolderLog(folder) as log:
+        for round, value in enumerate(values, 1):
+            log.write(Number(round, "aggregate", "server", "generator_loss", "", value))
+            log.write(Number(round, "aggregate", "server", "loss", "", 7.0))
+            for client in ("a", "b"):
+                log.write(Number(round, "update", client, "loss", "", value + ord(client)))
+            log.write(Number(round, "evaluate", "server", "loss", "a", 9.0))
+    return read_run(folder)
+
+
+def test_what_steps_log_is_a_curve_over_rounds_with_the_mean_over_nodes_and_seeds(tmp_path):
+    runs = [with_losses(tmp_path / "0", 0, [4, 2]), with_losses(tmp_path / "1", 1, [2, -1])]
+    assert logged(runs) == ["generator_loss", "aggregate.loss", "update.loss"]
+    found = traces(runs, ["generator_loss", "update.loss"])
+    (loss,), (local,) = found["generator_loss"], found["update.loss"]
+    assert (loss.method, loss.seeds, loss.rounds.tolist()) == ("fedavg", 2, [1, 2])
+    assert loss.values.tolist() == [3, 0.5]
+    assert loss.spread.tolist() == pytest.approx([2**0.5, 4.5**0.5])
+    assert local.values.tolist() == [3 + 97.5, 0.5 + 97.5]
+
+
+def test_rows_of_logged_numbers_have_a_column_for_each(tmp_path):
+    runs = [with_losses(tmp_path / "0", 0, [4, 1 / 3]), made(tmp_path / "1", 0, method="local")]
+    first, last = logged_rows(runs, ["generator_loss", "aggregate.loss"])
+    assert first == {
+        "method": "fedavg", "round": 1, "seeds": 1, "generator_loss": 4.0, "aggregate.loss": 7.0
+    }  # fmt: skip
+    assert last["generator_loss"] == 1 / 3
+    assert logged_rows(runs, ["generator_loss"], short=True)[1]["generator_loss"] == "0.3333"
+
+
+def test_a_number_that_nobody_logs_is_refused_with_those_that_are(tmp_path):
+    run = with_losses(tmp_path / "0", 0, [1])
+    with pytest.raises(BadValue, match="unknown number 'generator_los'; did you mean 'generator_l"):
+        traces([run], ["generator_los"])
+    with pytest.raises(BadValue, match="unknown number 'loss'; did you mean"):
+        traces([run], ["loss"])  # of which step?

@@ -59,6 +59,18 @@ def test_curves_by_round_and_by_bytes_are_drawn(runs, tmp_path):
     assert size_of(plots.accuracy_by_floats(runs, tmp_path / "floats.png")) == (1740, 660)
 
 
+@pytest.mark.parametrize("count, size", [(1, (870, 465)), (3, (2130, 465)), (5, (2130, 930))])
+def test_logged_numbers_have_a_panel_each(tmp_path, count, size):
+    names = [f"term_{number}" for number in range(count)]
+    made(tmp_path / "run", "dfrd", 0)
+    with FolderLog(tmp_path / "run") as log:
+        for round in range(1, 40):
+            for name in names:
+                log.write(Number(round, "aggregate", "server", name, "", 1 / round))
+    found = [read_run(tmp_path / "run"), made(tmp_path / "other", "fedavg", 0)]
+    assert size_of(plots.logged_by_round(found, names, tmp_path / "logged.png")) == size
+
+
 def test_bars_grow_with_the_number_of_methods(runs, tmp_path):
     few = size_of(plots.comparison_bars(compare(runs[:2]), tmp_path / "few.png"))
     more = size_of(plots.comparison_bars(compare(runs), tmp_path / "more.png"))

@@ -123,6 +123,32 @@ def test_reported_numbers_stand_under_ours_with_their_source(tmp_path):
     assert "[1] Table 1" in found.as_markdown()
 
 
+def test_the_best_round_stands_beside_the_last_where_a_paper_reports_it(tmp_path):
+    reported = '[reported]\nbest_average_accuracy = 70.5\nsource = "table 1"\n'
+    made(tmp_path / "0", 0, {"a": 0.5}, more=reported)
+    with FolderLog(tmp_path / "0") as log:
+        log.write(Number(2, "evaluate", "server", "accuracy", "a", 0.4))
+    write_summary(tmp_path / "0", summarise(read_rows(tmp_path / "0"), data_digest="d1"))
+    page = comparison([tmp_path / "0"]).as_markdown()
+    assert "| average | best round |" in page
+    assert "| 40.00 | 40.00 | 50.00 |" in page  # the test set, the last round, the best
+    assert "| - | - | 70.50 |" in page
+    assert "best round: chosen on test data" in page
+
+
+def test_clients_models_scored_beside_the_servers_have_a_column_of_their_own(tmp_path):
+    made(tmp_path / "0", 0, {"a": 0.5, "b": 0.5}, method="heterofl")
+    with FolderLog(tmp_path / "0") as log:
+        log.write(Number(1, "evaluate", "a", "accuracy", "a", 0.2))
+        log.write(Number(1, "evaluate", "b", "accuracy", "b", 0.4))
+    write_summary(tmp_path / "0", summarise(read_rows(tmp_path / "0"), data_digest="d1"))
+    plain = made(tmp_path / "1", 0, {"a": 0.6, "b": 0.6})
+    page = comparison([tmp_path / "0", plain]).as_markdown()
+    assert "| average | local |" in page
+    assert "| 50.00 | 30.00 |" in page
+    assert "| 60.00 | - |" in page
+
+
 def test_client_models_show_three_names(tmp_path):
     folder = made(tmp_path / "0", 0, {})
     with FolderLog(folder) as log:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Never, Union, get_args, get_origin, get_type_hints
@@ -39,9 +39,9 @@ class Step:
     place: Place
     act: Acting
 
-    @cached_property
-    def _hints(self) -> dict[str, Any]:
-        return get_type_hints(self.act, include_extras=True)
+    @property
+    def _hints(self) -> Mapping[str, Any]:
+        return _hints_of(self.act)
 
     @cached_property
     def reads(self) -> type[Message] | None:
@@ -124,6 +124,12 @@ class _Acted:
 
     def __get__(self, method: Method | None, owner: type) -> Any:
         return self if method is None else Step(method, self.name, self.place, self.act)
+
+
+@lru_cache(maxsize=256)
+def _hints_of(act: Acting) -> Mapping[str, Any]:
+    """The types of an act's arguments and of what it returns, resolved."""
+    return get_type_hints(act, include_extras=True)
 
 
 def at_server(act: Callable[[Any, Any, Any], Any]) -> Any:

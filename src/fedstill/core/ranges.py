@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -39,8 +41,13 @@ Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 
 
-def hints(kind: type) -> dict[str, Any]:
-    """The field types of a dataclass, resolved."""
+def hints(kind: type) -> Mapping[str, Any]:
+    """The field types of a dataclass, resolved; once for each class."""
+    return _resolved(kind)
+
+
+@cache
+def _resolved(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 

@@ -101,6 +101,10 @@ class FedAvg(Method):
     def optimizer(self) -> SGD:
         return SGD(self.lr, self.momentum, self.weight_decay)
 
+    def used(self, up: Up) -> int:
+        """How many examples a client trained on in a round, repeats counted."""
+        return self.epochs * up.examples
+
     def shares(self, ups: Sequence[Up]) -> list[float]:
         """Each client's weight in the mean: its number of examples, or one."""
         return [float(up.examples) if self.weighting == "examples" else 1.0 for up in ups]

@@ -40,9 +40,10 @@ from fedstill.core.records import extended, grown
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.augment import Draws, apply_each
 from fedstill.parts.generators import ImageGenerator
-from fedstill.parts.label_law import Counted, counts_table
+from fedstill.parts.label_law import Counted, counts_table, miscounted
 from fedstill.parts.losses import row_divergences
-from fedstill.parts.teachers import Ensemble, check_fits, has_statistics
+from fedstill.parts.submodels import misfit
+from fedstill.parts.teachers import Ensemble, has_statistics
 
 G = TypeVar("G", bound=ImageGenerator)
 Role = Literal["fine_tune", "data_free"]
@@ -124,6 +125,13 @@ class FineTuner(Method):
             wrong = "its clients remember more than a model, so they cannot be played alone"
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
 
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return self.base.unfit(server, models)
+
+    @property
+    def scores_own(self) -> bool:
+        return self.base.scores_own
+
     @property
     def sends_examples(self) -> bool:
         return self.base.sends_examples
@@ -178,13 +186,24 @@ class FineTuner(Method):
     async def aggregate(self, server: Node[Any], inbox: Inbox[Any]) -> None:
         """Aggregate as the base method does, then teach the result by the clients' networks."""
         own = {name: getattr(server.state, name) for name in self.remembered}
-        if self.role == "fine_tune":
-            await self._steps[2].played(server, inbox)
-        held = server.state
+        for client, up in inbox.items():
+            if wrong := self.wrong(server, client, up):
+                server.reject(client, wrong)
+        if self.role == "fine_tune" and (heard := _accepted(server, inbox)):
+            await self._steps[2].played(server, heard)
+        held, heard = server.state, _accepted(server, inbox)
         weights = held.weights
-        if self.iterations:
-            weights, own = await self.taught(server, self.teaching(server, inbox), weights, own)
+        if self.iterations and heard:
+            weights, own = await self.taught(server, self.teaching(server, heard), weights, own)
         server.state = grown(held, self._memory, weights=weights, **own)
+
+    def wrong(self, server: Node[Any], client: NodeId, up: Any) -> str | None:
+        """Why nothing can be learnt from what a client sent, or None."""
+        wrong = misfit(self.base.network_for(server, client), up.weights)
+        if wrong or not self.uses_counts:
+            return wrong
+        used = self.base.used(up) if isinstance(self.base, FedAvg) else None
+        return miscounted(up.label_counts, server.model.classes, used=used)
 
     async def taught(
         self, server: Node[Any], teaching: Teaching, weights: Weights, own: dict[str, Any]
@@ -310,17 +329,11 @@ class FineTuner(Method):
     def teaching(self, server: Node[Any], inbox: Inbox[Any]) -> Teaching:
         """The clients' networks of a round, side by side."""
         student = self.base.network_for(server, SERVER)
-        check_fits(student, server.state.weights, SERVER)
-        models = {client: self.base.network_for(server, client) for client in inbox}
-        for client, up in inbox.items():
-            check_fits(models[client], up.weights, client)
-        teachers = Ensemble.of(list(models.values()))
+        teachers = Ensemble.of([self.base.network_for(server, client) for client in inbox])
         classes = server.model.classes
         counts = None
         if self.uses_counts:
-            counts = counts_table(
-                {client: up.label_counts for client, up in inbox.items()}, classes
-            )
+            counts = counts_table({client: up.label_counts for client, up in inbox.items()})
         shares, law = self.weighed(counts, len(inbox), classes)
         stacks = teachers.stacked([up.weights for up in inbox.values()])
         room = Room(self, student, teachers)
@@ -439,6 +452,11 @@ def unfit(base: Method) -> str | None:
     if not _has_weights(sent) or not _has_weights(held):
         return "its clients send no weights, so there are no networks to learn from"
     return None
+
+
+def _accepted(server: Node[Any], inbox: Inbox[Any]) -> Inbox[Any]:
+    """The messages that no step has rejected."""
+    return Inbox({who: up for who, up in inbox.items() if who not in server.rejected})
 
 
 def _has_weights(kind: type[Message] | type[State] | None) -> bool:

@@ -125,8 +125,7 @@ class HeteroFL(FedAvg):
         """For each entry take the mean over those who hold it; what nobody holds stays."""
         parts = []
         for client, up in inbox.items():
-            wrong = submodels.misfit(self.narrowed(server, client), up.weights)
-            if wrong:
+            if wrong := self.wrong(server, client, up):
                 server.reject(client, wrong)
             else:
                 parts.append(self.placed(server, client, up))
@@ -200,6 +199,14 @@ class HeteroFL(FedAvg):
         rate = self.rates(server.models)[client]
         shares = {"examples": float(up.examples), "uniform": 1.0, "width": rate}
         return Part(weights, units, shares[self.weighting])
+
+    def wrong(self, server: Node[Any], client: NodeId, up: Trained) -> str | None:
+        """Why a part cannot be averaged, or None."""
+        if up.examples < 0:
+            return f"has {up.examples} examples"
+        if up.held is not None and tuple(up.held.shape) != (server.model.classes,):
+            return f"names {list(up.held.shape)} classes, there are {server.model.classes}"
+        return submodels.misfit(self.narrowed(server, client), up.weights)
 
     def held(self, client: Node[Any]) -> Tensor | None:
         """[class], one for each class that the client has examples of; None without masks."""

@@ -35,16 +35,21 @@ class Counted(Data):
         return torch.bincount(self.labels[torch.cat(rows)].cpu(), minlength=classes)
 
 
-def counts_table(counts: Mapping[NodeId, Tensor], classes: int) -> Tensor:
-    """[client, class] from what clients say; counts that cannot be are refused by client."""
-    faults = []
-    for client, said in counts.items():
-        if tuple(said.shape) != (classes,):
-            faults.append(f"{client} counts {list(said.shape)} labels, there are {classes} classes")
-        elif not bool((torch.isfinite(said.double()) & (said >= 0)).all()):
-            faults.append(f"{client} counts {said.tolist()}: counts are 0 or more")
-    if faults:
-        raise BadValue(faults)
+def miscounted(said: Tensor, classes: int, *, used: int | None = None) -> str | None:
+    """Why these cannot be the label counts of a client that used so many examples, or None."""
+    if tuple(said.shape) != (classes,):
+        return f"counts {list(said.shape)} labels, there are {classes} classes"
+    exact = said.double()
+    if not bool((torch.isfinite(exact) & (exact >= 0) & (exact == exact.round())).all()):
+        return f"counts {said.tolist()}: counts are whole numbers from 0"
+    total = int(exact.sum())
+    if used is not None and total != used:
+        return f"counts {total} labels, but used {used} examples"
+    return None
+
+
+def counts_table(counts: Mapping[NodeId, Tensor]) -> Tensor:
+    """[client, class] from what clients say."""
     table = torch.stack([said.float() for said in counts.values()])
     if not bool(table.sum() > 0):
         raise BadValue(f"the label counts of {', '.join(counts)} add up to 0: nobody learnt")

@@ -90,7 +90,7 @@ def cover(model: Scalable, weights: Weights, parts: Sequence[Part]) -> Weights:
     return made
 
 
-def misfit(model: Scalable, weights: Weights) -> str | None:
+def misfit(model: Model, weights: Weights) -> str | None:
     """How weights differ in names or shapes from those of a network, or None."""
     wanted = {name: law.shape for name, law in model.laws().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.errors import BadValue
 from fedstill.core.model import Model
 from fedstill.core.records import Weights, is_buffer
 from fedstill.parts.losses import statistics_gap
@@ -72,15 +71,3 @@ class Ensemble:
 def has_statistics(weights: Weights) -> bool:
     """Whether a network has batch norms."""
     return any(map(is_buffer, weights))
-
-
-def check_fits(model: Model, weights: Weights, who: str) -> None:
-    """Refuse weights that are not those of a network."""
-    wanted = {name: law.shape for name, law in model.laws().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if wanted != found:
-        strange = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
-        raise BadValue(
-            f"{who} sent weights that are not those of {type(model).__name__}: {strange} is "
-            f"{found.get(strange, 'missing')}, expected {wanted.get(strange, 'nothing')}"
-        )

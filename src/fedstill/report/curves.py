@@ -1,18 +1,21 @@
-"""Accuracy along a run: by round, and by what was sent until then; means over seeds, no layout."""
+"""Accuracy along a run: by round, and by what was sent until then; means over seeds, no layout.
+
+Also any other number that steps log, by round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.core.errors import BadValue
+from fedstill.core.errors import BadValue, unknown
 from fedstill.logbook.events import Direction
 from fedstill.logbook.reader import Run
-from fedstill.logbook.rows import Kind, View
+from fedstill.logbook.rows import EVALUATION, Kind, View, mean
 from fedstill.report.groups import gather, setting_of, statistic
 
 Values = NDArray[np.float64]
@@ -46,8 +49,8 @@ class Curve:
         """What was sent from the start to the end of each round, the mean over seeds."""
         each = [run.traffic_by_round(*measure, cumulative=True) for run in self.runs]
         amounts = [[sent[int(round)] for round in self.rounds] for sent in each]
-        mean: Values = np.array(amounts, dtype=np.float64).mean(axis=0)
-        return mean
+        averaged: Values = np.array(amounts, dtype=np.float64).mean(axis=0)
+        return averaged
 
     def where(self, seen: NDArray[np.bool_]) -> Curve:
         """Some of its rounds."""
@@ -97,6 +100,89 @@ def rows(runs: Sequence[Run], *, percent: bool = False) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A number that steps log, in the rounds in which every run of a method logged it."""
+
+    method: str
+    seeds: int
+    rounds: Values
+    values: Values  # the mean over nodes and seeds
+    spread: Values  # sample standard deviation over seeds; zero for one seed
+
+
+def logged(runs: Sequence[Run]) -> list[str]:
+    """What steps log in these runs: names, or `step.name` where several steps log one name."""
+    pairs = dict.fromkeys(
+        (row.step, row.name) for run in runs for row in run.metrics if row.step != EVALUATION
+    )
+    names = [name for _, name in pairs]
+    return [name if names.count(name) == 1 else f"{step}.{name}" for step, name in pairs]
+
+
+def traces(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Trace]]:
+    """For each name the curves of the methods that log it."""
+    known = logged(runs)
+    for name in names:
+        if name not in known:
+            raise BadValue(unknown("number", name, known))
+    groups, _ = gather(runs)
+    return {
+        name: [
+            found
+            for method, members in groups.items()
+            if (found := _trace(method, members, name)) is not None
+        ]
+        for name in names
+    }
+
+
+def logged_rows(
+    runs: Sequence[Run], names: Sequence[str], *, short: bool = False
+) -> list[dict[str, Any]]:
+    """What steps logged, a row for each method and round; texts of four digits for people."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for name, each in traces(runs, names).items():
+        for trace in each:
+            for round, value in zip(trace.rounds, trace.values, strict=True):
+                key = (trace.method, int(round))
+                start = {"method": key[0], "round": key[1], "seeds": trace.seeds}
+                row = found.setdefault(key, {**start, **dict.fromkeys(names)})
+                row[name] = f"{value:.4g}" if short else float(value)
+    return list(found.values())
+
+
+def _trace(method: str, runs: Sequence[Run], name: str) -> Trace | None:
+    """The curve of one method, or None if it does not log the number."""
+    each = [_by_round(run, name) for run in runs]
+    rounds = sorted(set.intersection(*(set(values) for values in each)))
+    found = [statistic(values[round] for values in each) for round in rounds]
+    known = [value for value in found if value is not None]
+    if not known:
+        return None
+    return Trace(
+        method,
+        len(runs),
+        np.array(rounds, dtype=np.float64),
+        np.array([value.mean for value in known]),
+        np.array([value.spread or 0.0 for value in known]),
+    )
+
+
+def _by_round(run: Run, name: str) -> dict[int, float]:
+    """What steps logged under a name, the mean over those who did."""
+    found: dict[int, list[float]] = {}
+    for round, value in _values(run, name):
+        found.setdefault(round, []).append(value)
+    return {round: mean(values) for round, values in found.items()}
+
+
+def _values(run: Run, name: str) -> Iterator[tuple[int, float]]:
+    for row in run.metrics:
+        if row.step != EVALUATION and name in (row.name, f"{row.step}.{row.name}"):
+            yield row.round, row.value
 
 
 def _curve(name: str, runs: Sequence[Run]) -> Curve:

@@ -12,7 +12,9 @@ from typing import Any
 from fedstill.logbook.reader import Run
 
 SERVER_SCORE = "average_accuracy"
+BEST_SCORE = "best_average_accuracy"  # over rounds, chosen on test data
 CLIENT_SCORES = ("averaged_global_accuracy", "inter_accuracy", "averaged_local_accuracy")
+SCORES = (SERVER_SCORE, BEST_SCORE, *CLIENT_SCORES)
 BY_CLIENT = {  # a score of clients' models, and where summaries and recipes keep it by client
     "averaged_global_accuracy": "averaged_global_accuracy_by_client",
     "inter_accuracy": "inter_accuracy_by_client",
@@ -137,7 +139,7 @@ def reported_of(recipe: Mapping[str, Any]) -> Reported | None:
     by_client = {score: found for score, found in each.items() if found}
     if not numbers and not by_client:
         return None
-    scores = {name: numbers[name] for name in (SERVER_SCORE, *CLIENT_SCORES) if name in numbers}
+    scores = {name: numbers[name] for name in SCORES if name in numbers}
     targets = {
         name: value
         for name, value in numbers.items()
@@ -151,7 +153,7 @@ def group_of(name: str, runs: Sequence[Run]) -> Group:
     summaries = [run.summary for run in runs]
     scores = {
         score: found
-        for score in (SERVER_SCORE, *CLIENT_SCORES)
+        for score in SCORES
         if (found := statistic(summary.get(score) for summary in summaries)) is not None
     }
     return Group(

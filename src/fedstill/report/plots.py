@@ -13,7 +13,7 @@ from fedstill.logbook.events import Direction
 from fedstill.logbook.reader import Run
 from fedstill.report import canvas
 from fedstill.report.amounts import human_bytes, human_floats
-from fedstill.report.curves import VIEWS, Curve, Measure, Values, curves
+from fedstill.report.curves import VIEWS, Curve, Measure, Trace, Values, curves, traces
 from fedstill.report.grids import accuracy_matrix, image_grid, partition
 from fedstill.report.groups import SERVER_SCORE, Group
 from fedstill.report.tables import Comparison, Section
@@ -28,9 +28,11 @@ __all__ = [
     "accuracy_matrix",
     "comparison_bars",
     "image_grid",
+    "logged_by_round",
     "partition",
 ]
 
+ACROSS = 3  # panels of logged numbers side by side
 COLOURED_DOTS_UP_TO = 7  # more test sets than this are dots of one colour
 
 
@@ -78,6 +80,37 @@ def accuracy_by_floats(
     panels[1].set_ylabel("")
     panels[1].tick_params(axis="y", labelleft=False, length=0)
     canvas.legend_beside(panels[1])
+    return canvas.save(figure, path)
+
+
+def logged_by_round(runs: Sequence[Run], names: Sequence[str], path: Path | str) -> Path:
+    """Numbers that steps log against rounds: a panel for each, a curve per method."""
+    found = traces(runs, names)
+    methods = list(dict.fromkeys(trace.method for each in found.values() for trace in each))
+    across = min(ACROSS, len(names))
+    down = -(-len(names) // across)
+    figure = canvas.figure(4.2 * across + 1.6, 3.1 * down)
+    from matplotlib.ticker import MaxNLocator
+
+    panels = figure.subplots(down, across, squeeze=False).flatten()
+    for axes, (name, each) in zip(panels, found.items(), strict=False):
+        for trace in each:
+            _draw_trace(axes, trace, methods.index(trace.method))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("round", fontsize=9.5)
+        canvas.plain(axes)
+        canvas.title(axes, name.replace("_", " ").replace(".", ": "), _seeds_of(each))
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    handles = {
+        label: line
+        for axes in panels[: len(names)]
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        [handles[method] for method in methods], methods, loc="outside right upper",
+        fontsize=8.5, frameon=False,
+    )  # fmt: skip
     return canvas.save(figure, path)
 
 
@@ -130,6 +163,23 @@ def _draw(axes: Axes, x: Values, curve: Curve, number: int) -> None:
     if curve.spread.any():
         low, high = curve.accuracy - curve.spread, curve.accuracy + curve.spread
         axes.fill_between(x, 100 * low, 100 * high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_trace(axes: Axes, trace: Trace, number: int) -> None:
+    colour, dashes, marker = canvas.look(number)
+    few = len(trace.rounds) <= 25
+    axes.plot(
+        trace.rounds, trace.values, color=colour, linestyle=dashes, marker=marker if few else None,
+        markersize=3.5, linewidth=1.6, label=trace.method,
+    )  # fmt: skip
+    if trace.spread.any():
+        low, high = trace.values - trace.spread, trace.values + trace.spread
+        axes.fill_between(trace.rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _seeds_of(found: Sequence[Trace]) -> str:
+    most = max(trace.seeds for trace in found)
+    return "one seed" if most == 1 else f"band: standard deviation over {most} seeds"
 
 
 def _averaged(found: Sequence[Curve]) -> str:

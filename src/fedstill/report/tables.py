@@ -12,6 +12,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.logbook.reader import Run, read_run
 from fedstill.report.amounts import human_bytes
 from fedstill.report.groups import (
+    BEST_SCORE,
     CLIENT_SCORES,
     DIRECTIONS,
     SERVER_SCORE,
@@ -158,6 +159,7 @@ def _unequal(runs: Sequence[Run]) -> list[str]:
 
 SHORT_NAMES = {
     SERVER_SCORE: "average",
+    BEST_SCORE: "best round",
     "averaged_global_accuracy": "global",
     "inter_accuracy": "inter",
     "averaged_local_accuracy": "local",
@@ -186,7 +188,7 @@ def _laid_out(section: Section) -> Layout:
                 group.name,
                 *([] if _same_seeds(section) else [_seeds_in_words(group)]),
                 *(_by_target(group, targets) if few else extremes(group.targets)),
-                *(percent(_score(group, name)) for name in scores),
+                *(percent(_score(group, name, scores)) for name in scores),
                 *(_bytes(group.bytes_said, direction) for direction in directions),
                 NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
             ]
@@ -245,6 +247,8 @@ def _explained(section: Section) -> list[str]:
     lines.append("bytes of all rounds, each message counted once, however many hear it")
     if _one_test_set(section):
         lines.append("all clients share one test set")
+    if BEST_SCORE in _scores(section):
+        lines.append("best round: chosen on test data")
     if SERVER_SCORE not in _scores(section):
         lines.append(
             "where clients keep their own models, a column is the mean of all models on that test "
@@ -262,13 +266,30 @@ def _cited(sources: Sequence[str]) -> list[str]:
 
 
 def _scores(section: Section) -> list[str]:
-    """One average where all models are the server's, else the three of clients' models."""
+    """One average where all models are the server's, else the three of clients' models.
+
+    Both where clients' models are scored beside the server's. The best round stands beside the
+    last where a paper reports it.
+    """
     found = {name for group in section.groups for name in group.scores}
-    return [name for name in CLIENT_SCORES if name in found] or [SERVER_SCORE]
+    clients = [name for name in CLIENT_SCORES if name in found]
+    beside = any(
+        SERVER_SCORE in group.scores and {*CLIENT_SCORES} & {*group.scores}
+        for group in section.groups
+    )
+    printed = {name for group in section.groups if group.reported for name in group.reported.scores}
+    best = [BEST_SCORE] if BEST_SCORE in found & printed else []
+    server = [SERVER_SCORE, *best] if beside or best or not clients else []
+    return [*server, *clients]
 
 
-def _score(group: Group, name: str) -> Statistic | None:
-    """A score of a group; a common model is every client's, so its average is each of them."""
+def _score(group: Group, name: str, shown: Sequence[str]) -> Statistic | None:
+    """A score of a group; a common model is every client's, so its average is each of them.
+
+    Where averages have a column of their own, it stands there alone.
+    """
+    if SERVER_SCORE in shown:
+        return group.scores.get(name)
     return group.scores.get(name) or group.scores.get(SERVER_SCORE)
 
 
@@ -304,7 +325,11 @@ def extremes(values: Mapping[str, Statistic]) -> list[str]:
 def _reported_cells(reported: Reported, targets: Sequence[str], scores: Sequence[str]) -> list[str]:
     values = [reported.targets.get(name) for name in targets]
     average = reported.scores.get(SERVER_SCORE, reported.average)
-    values += [reported.scores.get(name, average) for name in scores]
+    alone = SERVER_SCORE in scores
+    values += [
+        reported.scores.get(name, None if alone and name != SERVER_SCORE else average)
+        for name in scores
+    ]
     return [printed_percent(value) for value in values]
 
 
