@@ -29,9 +29,9 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 def first_block(images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """norm_relu_pool(conv2d(images, weight, padding=1), ...) in half precision, no gradient.
 
-    The convolution is done twice, once for mean and deviation, rather than its maps written: they
-    are many times as large as the images. Weights [channel, inputs, 3, 3]; sides are even. The
-    result lies in memory channel by channel of each pixel, as half-precision convolutions like it.
+    The maps before pooling, many times as large as the images, are never written. Weights are
+    [channel, inputs, 3, 3], sides are even. The result lies in memory channel by channel of each
+    pixel, as half-precision convolutions like it.
     """
     count, inputs, height, width = images.shape
     channels = len(weight)
@@ -43,7 +43,8 @@ def first_block(images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) ->
     with torch.cuda.device(images.device):
         _first_block[(count, triton.cdiv(channels, block))](
             images.contiguous(), weight.contiguous(), scale, shift, pooled, channels, EPS,
-            inputs, height, width, triton.next_power_of_2(9 * inputs), block, 64, num_warps=4,
+            inputs, height, width, max(16, triton.next_power_of_2(9 * inputs)), block, 64,
+            num_warps=4,
         )  # fmt: skip
     return pooled
 
@@ -181,11 +182,11 @@ def _slopes(
 
 
 @triton.jit
-def _convolved(
-    images, weights, one, row, column, SIDES: tl.constexpr, HEIGHT: tl.constexpr,
+def _patches(
+    images, one, row, column, there, SIDES: tl.constexpr, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """[pixel, channel], a 3x3 convolution of one image at some pixels; `weights` [tap, channel]."""
+    """[pixel, tap], what a 3x3 convolution of one image sees at some pixels; then a tap of ones."""
     tap = tl.arange(0, TAPS)
     side = tl.minimum(tap // 9, SIDES - 1)
     y = row[:, None] + (tap % 9 // 3 - 1)[None, :]
@@ -195,7 +196,9 @@ def _convolved(
     x = tl.minimum(tl.maximum(x, 0), WIDTH - 1)
     start = images + one.to(tl.int64) * (SIDES * HEIGHT * WIDTH)
     seen = tl.load(start + side[None, :] * (HEIGHT * WIDTH) + y * WIDTH + x)
-    return tl.dot(tl.where(inside, seen, 0.0).to(tl.float16), weights)
+    ones = tl.where((tap == 9 * SIDES)[None, :], 1.0, 0.0)
+    seen = tl.where(inside, seen, ones)
+    return tl.where(there[:, None], seen, 0.0).to(tl.float16)
 
 
 @triton.jit
@@ -204,7 +207,11 @@ def _first_block(
     SIDES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of one image, PLACES pooled pixels at a time."""
+    """Some channels of one image, PLACES pixels at a time.
+
+    A channel's mean and deviation over the image follow from the products of its taps with each
+    other, which do not depend on the channel: E[(w·p)²] = w·E[p pᵀ]·w.
+    """
     one = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < channels
@@ -215,34 +222,33 @@ def _first_block(
     high: tl.constexpr = HEIGHT // 2
     wide: tl.constexpr = WIDTH // 2
     pixels: tl.constexpr = HEIGHT * WIDTH
-    total = tl.zeros([CHANNELS], tl.float32)
-    squares = tl.zeros([CHANNELS], tl.float32)
-    for first in range(0, high * wide, PLACES):
-        out = first + tl.arange(0, PLACES)
-        there = (out < high * wide)[:, None]
-        for corner in tl.static_range(4):
-            row = out // wide * 2 + corner // 2
-            column = out % wide * 2 + corner % 2
-            value = _convolved(images, weights, one, row, column, SIDES, HEIGHT, WIDTH, TAPS)
-            value = tl.where(there, value, 0.0)
-            total += tl.sum(value, 0)
-            squares += tl.sum(value * value, 0)
-    mean = total / pixels
+    products = tl.zeros([TAPS, TAPS], tl.float32)
+    for first in range(0, pixels, PLACES):
+        place = first + tl.arange(0, PLACES)
+        seen = _patches(
+            images, one, place // WIDTH, place % WIDTH, place < pixels, SIDES, HEIGHT, WIDTH, TAPS
+        )
+        products += tl.dot(tl.trans(seen), seen)
+    wide_weights = weights.to(tl.float32)
+    sums = tl.sum(tl.where((tap == 9 * SIDES)[None, :], products, 0.0), 1)
+    mean = tl.sum(sums[:, None] * wide_weights, 0) / pixels
+    squares = tl.sum(wide_weights * tl.dot(products, wide_weights, input_precision="ieee"), 0)
     spread = tl.maximum(squares / pixels - mean * mean, 0.0)
     slope = tl.load(scale + channel, mask=known, other=0.0) / tl.sqrt(spread + eps)
     offset = tl.load(shift + channel, mask=known, other=0.0) - mean * slope
     for first in range(0, high * wide, PLACES):
         out = first + tl.arange(0, PLACES)
-        summed = tl.zeros([PLACES, CHANNELS], tl.float32)
+        there = out < high * wide
+        total = tl.zeros([PLACES, CHANNELS], tl.float32)
         for corner in tl.static_range(4):
             row = out // wide * 2 + corner // 2
             column = out % wide * 2 + corner % 2
-            value = _convolved(images, weights, one, row, column, SIDES, HEIGHT, WIDTH, TAPS)
-            summed += tl.maximum(value * slope[None, :] + offset[None, :], 0.0)
+            seen = _patches(images, one, row, column, there, SIDES, HEIGHT, WIDTH, TAPS)
+            value = tl.dot(seen, weights)
+            total += tl.maximum(value * slope[None, :] + offset[None, :], 0.0)
         where = pooled + one.to(tl.int64) * (high * wide) * channels
         where = where + out[:, None] * channels + channel[None, :]
-        fits = (out < high * wide)[:, None] & known[None, :]
-        tl.store(where, (summed * 0.25).to(tl.float16), mask=fits)
+        tl.store(where, (total * 0.25).to(tl.float16), mask=there[:, None] & known[None, :])
 
 
 @triton.jit
