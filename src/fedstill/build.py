@@ -29,7 +29,7 @@ from fedstill.data import Collection, Unlabelled, load, public_images
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Engine, Everybody
 from fedstill.engines.in_process import InProcess
-from fedstill.engines.spread import Spread, serve
+from fedstill.engines.spread import Spread, Worker, serve
 from fedstill.engines.talk import LEADER, Begin, Line, Ready, say_to_all
 from fedstill.federation.experiment import Experiment, speaks_to_peers
 from fedstill.federation.population import Population
@@ -53,6 +53,8 @@ class Built:
         if line is not None and line.rank == LEADER:
             say_to_all(line, Begin(toml_text(recipe.as_tables())))
         self.device = chosen_device(recipe.run.device, None if line is None else line.seat)
+        if line is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # what names no device lands on this one too
         torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
         if recipe.run.threads:
             torch.set_num_threads(recipe.run.threads)
@@ -117,7 +119,7 @@ class Built:
         own = self._own_engine(virtual, self.real)
         engine = self._spread(own)
         if self.line is not None and self.line.rank != LEADER:
-            serve(own, self.line)
+            serve(Worker(own), self.line)
         else:
             warm_up = Experiment(
                 virtual, self.real, self.graph, Everyone(), rounds=0, seed=self.recipe.run.seed

@@ -485,13 +485,9 @@ def main() -> None:
 
     Under torchrun it is rank 0's: the others play for it.
     """
-    with ranks.joined() as line:
-        _main(line)
-
-
-def _main(line: Any) -> None:
     try:
-        app(args=joined_seeds(sys.argv[1:]), prog_name="fedstill", obj=line)
+        with ranks.joined() as line:
+            app(args=joined_seeds(sys.argv[1:]), prog_name="fedstill", obj=line)
     except Exception as error:
         from fedstill.core.errors import FedstillError  # imports torch, so not before it is needed
 

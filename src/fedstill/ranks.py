@@ -56,13 +56,14 @@ def serve(line: Line) -> int:
             try:
                 (recipe,) = checked(tomllib.loads(request.recipe))
                 built = Built(recipe, line)
+                question = partial(scores, built.experiment)
+                worker = spread.Worker(built.own_engine, question, built.standing())
             except talk.Gone:
                 raise
             except Exception as error:
                 talk.excuse(line, error)
             else:
-                question = partial(scores, built.experiment)
-                spread.serve(built.own_engine, line, question, built.standing())
+                spread.serve(worker, line)
     except talk.Gone:  # what rank 0 had to say, it has said
         return 2
     except KeyboardInterrupt:

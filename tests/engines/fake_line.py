@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any
 
 from fedstill.engines.in_process import InProcess
-from fedstill.engines.spread import Spread, serve
+from fedstill.engines.spread import Spread, Worker, serve
 
 
 class Threads:
@@ -40,7 +40,7 @@ def spread(engines: list[InProcess], question: Any = None) -> Iterator[Spread]:
     """An engine over as many ranks as engines are given, while the others serve."""
     leader, *others = lines(len(engines))
     threads = [
-        Thread(target=serve, args=(engine, line, question), daemon=True)
+        Thread(target=serve, args=(Worker(engine, question), line), daemon=True)
         for engine, line in zip(engines[1:], others, strict=True)
     ]
     for thread in threads:

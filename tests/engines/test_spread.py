@@ -23,6 +23,7 @@ from contract.small import small
 from engines import rank_jobs
 from engines.fake_line import lines, spread
 from engines.rank_jobs import ended, job, start
+from fedstill.build import chosen_device
 from fedstill.config import values
 from fedstill.core.errors import RankError
 from fedstill.core.method import Method, at_clients
@@ -31,7 +32,7 @@ from fedstill.core.records import Message, NodeId, State
 from fedstill.engines import talk
 from fedstill.engines.batched import Batched
 from fedstill.engines.in_process import InProcess
-from fedstill.engines.spread import Spread, owners
+from fedstill.engines.spread import Spread, Worker, owners
 from fedstill.federation.evaluate import scores
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
@@ -341,6 +342,59 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(
     assert done.codes == [2, 2]
     assert done.screen.count(said) == 1, done.screen
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_without_an_address_of_the_others_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    said = fedstill("run", write(tmp_path, "fedavg"), "--out", tmp_path / "run")
+    assert said.code == 2
+    assert "start it with torchrun, or unset RANK and WORLD_SIZE to run alone" in said.err
+
+
+def test_the_ranks_of_a_machine_sit_at_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(chosen_device("auto", seat)) for seat in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert str(chosen_device("cuda", 1)) == "cuda:1"
+    assert str(chosen_device("cuda:0", 1)) == "cuda:0"  # as the recipe says
+    assert str(chosen_device("cuda")) == "cuda"
+    assert str(chosen_device("cpu", 1)) == "cpu"
+
+
+def test_memories_lie_in_the_run_folder_where_a_rank_sees_it(tmp_path: Path) -> None:
+    engine = InProcess(small(METHODS["local"]), worlds.vectors())
+    for run_folder, seen in ((tmp_path / "elsewhere", None), (tmp_path, tmp_path)):
+        lies_in = run_folder / "asleep" / "rank-1"
+        assert isinstance(Worker(engine).answer(talk.LieIn(str(lies_in))), talk.Done)
+        assert engine.states.folder == (seen and lies_in)
+
+
+class Twice(Chat):
+    """Two steps of one name that are not the same."""
+
+    def before(self) -> list[Any]:
+        return [self.speak.taken_over(self, _silent, reads=None, sends=None, remembers=Own)]
+
+
+def _silent(method: Any, node: Any, inbox: Any) -> None:
+    """Say nothing."""
+
+
+def test_two_different_steps_of_one_name_are_refused() -> None:
+    with pytest.raises(RankError, match="Twice has two different steps speak"):
+        Worker(InProcess(Twice(), worlds.vectors()))
+
+
+def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:
+    class Longer(Word):
+        """More than was said."""
+
+    with pytest.raises(RankError, match="Longer is sent, but no step of the method has it"):
+        talk.Letters([Word]).enclosed({"c0": {"": Longer(torch.zeros(1))}})
 
 
 def test_torchrun_starts_it(tmp_path: Path) -> None:

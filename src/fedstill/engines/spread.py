@@ -117,6 +117,7 @@ class Spread:
         dealt = owners(inner.everybody.clients, line.size)
         self.states = Scattered(inner.states, line, dealt, inner.method)
         inner.states = self.states
+        self._kinds = _kinds(inner.method)
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Go on from these memories."""
@@ -131,7 +132,7 @@ class Spread:
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox, each at its rank."""
         own, others = self._dealt(inboxes)
-        letters = Letters(_kinds(self.inner.method))
+        letters = Letters(self._kinds)
         questions: dict[int, Record] = {
             rank: Play(step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}))
             for rank, ids in others.items()
@@ -181,11 +182,8 @@ class Spread:
         return shares.pop(LEADER, []), shares
 
 
-def serve(
-    engine: InProcess, line: Line, question: Question | None = None, standing: Ready | None = None
-) -> None:
+def serve(worker: Worker, line: Line) -> None:
     """Play for the leader until the run is over; what goes wrong is answered, not raised."""
-    worker = _Worker(engine, line.rank, question, standing)
     while not isinstance(request := hear(line, LEADER), Over):
         try:
             answer = worker.answer(request)
@@ -194,14 +192,18 @@ def serve(
         say(line, LEADER, answer)
 
 
-class _Worker:
-    """Answers the leader with an engine of its own; `standing` is what it has built."""
+class Worker:
+    """Answers the leader with an engine of its own.
+
+    `question` is what evaluation asks of a node, `standing` what this rank has built.
+    """
 
     def __init__(
-        self, engine: InProcess, rank: int, question: Question | None, standing: Ready | None
+        self, engine: InProcess, question: Question | None = None, standing: Ready | None = None
     ):
-        self.engine, self.rank, self.question, self.standing = engine, rank, question, standing
-        self.steps = _by_name(engine.method)
+        self.engine, self.question, self.standing = engine, question, standing
+        self.steps, self.kinds = _by_name(engine.method), _kinds(engine.method)
+        self.memory = memory_of(engine.method, Place.CLIENTS)
 
     def answer(self, request: Record) -> Record:
         """What was asked for."""
@@ -217,8 +219,7 @@ class _Worker:
             case Recall(node):
                 return Memory(packed(states[node]))
             case Remember(node, data):
-                kind = memory_of(self.engine.method, Place.CLIENTS)
-                states[node] = unpacked(data, kind, self.engine.device)
+                states[node] = unpacked(data, self.memory, self.engine.device)
             case Forget(node):
                 del states[node]
             case LieIn(folder):
@@ -229,7 +230,7 @@ class _Worker:
         return Done()
 
     def _played(self, request: Play) -> Played:
-        engine, letters = self.engine, Letters(_kinds(self.engine.method))
+        engine, letters = self.engine, Letters(self.kinds)
         messages = letters.opened(request.letters, engine.device)
         inboxes: dict[NodeId, Inbox[Any]] = {
             node: Inbox({sender: messages[place] for sender, place in places.items()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import torch
@@ -178,21 +179,18 @@ def ask(
     """
     for rank, question in questions.items():
         say(line, rank, question)
-    failures: list[Exception] = []
-    own: list[T] = []
     try:
-        own.append(meanwhile())
-    except Exception as error:
-        failures.append(error)
+        own = meanwhile()
+    except Exception:
+        with suppress(Gone):
+            for rank in questions:
+                hear(line, rank)
+        raise
     answers = {rank: hear(line, rank) for rank in questions}
-    failures += [
-        RankError(f"rank {rank}: {answer.text}")
-        for rank, answer in answers.items()
-        if isinstance(answer, Failed)
-    ]
-    if failures:
-        raise failures[0]
-    return own[0], answers
+    for rank, answer in answers.items():
+        if isinstance(answer, Failed):
+            raise RankError(f"rank {rank}: {answer.text}")
+    return own, answers
 
 
 def ask_one(line: Line, rank: int, question: Record) -> Record:
