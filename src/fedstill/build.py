@@ -30,23 +30,32 @@ from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Engine, Everybody
 from fedstill.engines.in_process import InProcess
 from fedstill.engines.lanes import Lanes
+from fedstill.engines.spread import Spread, Worker, serve
+from fedstill.engines.talk import LEADER, Begin, Line, Ready, say_to_all
 from fedstill.federation.experiment import Experiment, speaks_to_peers
 from fedstill.federation.population import Population
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Everyone, Sample, Sampler
 from fedstill.federation.store import FolderStore
 from fedstill.federation.topology import TOPOLOGIES, Graph, Topology
+from fedstill.logbook.environment import environment
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.virtual import Own, Virtual
 from fedstill.models import MODELS
+from fedstill.toml import toml_text
 
 
 class Built:
-    """Everything a run needs, made from a recipe."""
+    """Everything a run needs, made from a recipe; over several ranks, on each of them."""
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: Recipe, line: Line | None = None):
         self.recipe = recipe
-        self.device = chosen_device(recipe.run.device)
+        self.line = line
+        if line is not None and line.rank == LEADER:
+            say_to_all(line, Begin(toml_text(recipe.as_tables())))
+        self.device = chosen_device(recipe.run.device, None if line is None else line.seat)
+        if line is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # what names no device lands on this one too
         torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
         precision.use(recipe.engine.precision)
         if recipe.run.threads:
@@ -76,12 +85,23 @@ class Built:
             scores=chosen_scores(recipe, len(names)),
             bad_messages=recipe.federation.bad_messages,
         )
-        self.engine = self._engine(
+        self.own_engine = self._own_engine(
             recipe.method, population, memory_limit=recipe.engine.memory_limit
         )
+        self.engine = self._spread(self.own_engine)
         self.engine_note = f"{self.engine.name}, {why_engine(recipe.engine, self.device)}"
+        if isinstance(self.engine, Spread):
+            self.engine_note += f", over {self.engine.line.size} ranks"
+            self.engine.check_ready(self.standing())
 
-    def _engine(self, method: Method, people: Everybody, memory_limit: int | None = None) -> Engine:
+    def _spread(self, own: InProcess) -> Engine:
+        """The engine over all ranks where this one leads, else the rank's own."""
+        leads = self.line is not None and self.line.rank == LEADER
+        return Spread(own, self.line) if leads and self.line else own
+
+    def _own_engine(
+        self, method: Method, people: Everybody, memory_limit: int | None = None
+    ) -> InProcess:
         recipe = self.recipe
         options: Table = {
             "seed": recipe.run.seed,
@@ -101,17 +121,33 @@ class Built:
     def virtual_sets(self) -> dict[NodeId, Data]:
         """What the clients distil from their data, as `data.virtual` says."""
         virtual = Virtual(**(self.recipe.data.virtual or {}))
-        engine = self._engine(virtual, self.real)
-        warm_up = Experiment(
-            virtual, self.real, self.graph, Everyone(), rounds=0, seed=self.recipe.run.seed
-        )  # fmt: skip
-        run(warm_up, engine, MemoryLog())
-        self.notes.append(
-            f"trained on virtual data, {virtual.per_class} images per class: "
-            f"{self.store.made} sets made, {self.store.found} found in {self.store.folder}"
-        )
+        own = self._own_engine(virtual, self.real)
+        engine = self._spread(own)
+        if self.line is not None and self.line.rank != LEADER:
+            serve(Worker(own), self.line)
+        else:
+            warm_up = Experiment(
+                virtual, self.real, self.graph, Everyone(), rounds=0, seed=self.recipe.run.seed
+            )  # fmt: skip
+            run(warm_up, engine, MemoryLog())
+        found = f"{self.store.made} sets made, {self.store.found} found in {self.store.folder}"
+        if self.line is not None:
+            found += f" by rank {self.line.rank}"
+        self.notes.append(f"trained on virtual data, {virtual.per_class} images per class: {found}")
         made = {node: state for node, state in engine.states.items() if isinstance(state, Own)}
+        if isinstance(engine, Spread):
+            engine.over()
         return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
+
+    def over(self) -> None:
+        """The run has ended well: other ranks may go."""
+        if isinstance(self.engine, Spread):
+            self.engine.over()
+
+    def standing(self) -> Ready:
+        """What all ranks must share."""
+        facts = environment()
+        return Ready(self.digest(), f"fedstill {facts['fedstill']}, torch {facts['torch']}")
 
     def digest(self) -> str:
         """What a checkpoint must share with a run that goes on from it."""
@@ -325,15 +361,18 @@ def chosen_scores(recipe: Recipe, clients: int) -> Literal["cross", "own"]:
     return "cross" if clients <= 30 else "own"
 
 
-def chosen_device(name: str) -> torch.device:
+def chosen_device(name: str, seat: int | None = None) -> torch.device:
+    """The device of a name; the ranks of one machine sit at its GPUs in turn."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise RecipeError(f"run.device = {name!r}: use auto, cpu, cuda or cuda:0") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RecipeError(f"run.device = {name!r}, but no CUDA device is here; use auto or cpu")
+    if name == "cuda" and seat is not None:
+        return torch.device("cuda", seat % torch.cuda.device_count())
     return device
 
 

@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedstill import listings
+from fedstill import listings, ranks
 from fedstill.listings import Form
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ Overrides = Annotated[
 
 @app.command()
 def run(
+    job: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME by default.")] = None,
@@ -64,11 +66,12 @@ def run(
     pairs = runs.folders_for(recipes, numbers, out or Path("runs") / recipes[0].run.name)
     for _, folder in pairs:  # before the first of them starts
         runs.check_free(folder)
-    _run_all(pairs, quiet, runs.begin)
+    _run_all(pairs, quiet, partial(runs.begin, line=job.obj))
 
 
 @app.command()
 def resume(
+    job: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, finished or not.")],
     overrides: Overrides = None,
     data_dir: DataDir = None,
@@ -82,7 +85,11 @@ def resume(
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
     recipe = runs.recipe_of(folder, changes)
-    _run_all([(recipe, folder)], quiet, lambda _, where, watch: runs.resume(where, changes, watch))
+
+    def play(_: Any, where: Path, watch: Any) -> Path:
+        return runs.resume(where, changes, watch, line=job.obj)
+
+    _run_all([(recipe, folder)], quiet, play)
 
 
 @app.command()
@@ -290,6 +297,7 @@ def shift(
 
 @app.command()
 def demo(
+    job: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
@@ -303,7 +311,7 @@ def demo(
     recipes = config.checked(config.read_recipe(Path(str(place))))
     target = runs.fresh_folder(out)
     pairs = runs.folders_for(recipes, [recipes[0].run.seed], target)
-    _run_all(pairs, quiet, runs.begin, named=False)
+    _run_all(pairs, quiet, partial(runs.begin, line=job.obj), named=False)
     found = comparison([folder for _, folder in pairs])
     listings.console().print(found.as_rich())
     drawn = pictures.pictures_of(target)
@@ -487,9 +495,13 @@ def joined_seeds(arguments: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """The command line; a refusal is one clear message and exit code 2."""
+    """The command line; a refusal is one clear message and exit code 2.
+
+    Under torchrun it is rank 0's: the others play for it.
+    """
     try:
-        app(args=joined_seeds(sys.argv[1:]), prog_name="fedstill")
+        with ranks.joined() as line:
+            app(args=joined_seeds(sys.argv[1:]), prog_name="fedstill", obj=line)
     except Exception as error:
         from fedstill.core.errors import FedstillError  # imports torch, so not before it is needed
 

@@ -15,10 +15,11 @@ from fedstill import pictures
 from fedstill.build import Built, decisive, differences, named_networks
 from fedstill.config import Recipe, checked, read_recipe
 from fedstill.core.errors import RecipeError, RunFolderError
-from fedstill.core.method import Method, Place
+from fedstill.core.method import Method, Place, memory_of
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, State
 from fedstill.data import Collection, counts_table
+from fedstill.engines.talk import Line
 from fedstill.federation import checkpoint
 from fedstill.federation.run import Progress, Watch, run
 from fedstill.logbook.environment import environment
@@ -38,10 +39,15 @@ ASLEEP = "asleep"  # clients' memories beyond engine.memory_limit, while a run l
 BEGINNING = ("environment.json", "partition.csv", ".environment.json.new", "recipe.toml.draft")
 
 
-def begin(recipe: Recipe, folder: Path, watch: Watch = lambda progress: None) -> Path:
-    """Run a recipe in a new folder and return it."""
+def begin(
+    recipe: Recipe,
+    folder: Path,
+    watch: Watch = lambda progress: None,
+    line: Line | None = None,
+) -> Path:
+    """Run a recipe in a new folder and return it; with a line, over several ranks."""
     check_free(folder)
-    built = Built(recipe)  # everything that can be refused is refused before anything is written
+    built = Built(recipe, line)  # what can be refused is refused before anything is written
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         facts = {"folder_version": FOLDER_VERSION, **environment()}
@@ -53,19 +59,22 @@ def begin(recipe: Recipe, folder: Path, watch: Watch = lambda progress: None) ->
 
 
 def resume(
-    folder: Path, overrides: Sequence[str] = (), watch: Watch = lambda progress: None
+    folder: Path,
+    overrides: Sequence[str] = (),
+    watch: Watch = lambda progress: None,
+    line: Line | None = None,
 ) -> Path:
     """Go on from the newest checkpoint of a folder; the result is that of an unbroken run."""
     recipe = recipe_of(folder, overrides)
     with _alone(folder):
-        return _resumed(recipe, folder, bool(overrides), watch)
+        return _resumed(recipe, folder, bool(overrides), watch, line)
 
 
-def _resumed(recipe: Recipe, folder: Path, changed: bool, watch: Watch) -> Path:
+def _resumed(recipe: Recipe, folder: Path, changed: bool, watch: Watch, line: Line | None) -> Path:
     checkpoints = folder / "checkpoints"
     if checkpoint.latest(checkpoints) is not None:
         _check_same(folder, recipe_of(folder), recipe)
-    built = Built(recipe)
+    built = Built(recipe, line)
     with built.engine.states.lying_in(folder / ASLEEP):
         saved = checkpoint.read_latest(
             checkpoints, state_kinds(recipe.method), digest=built.digest(),
@@ -138,6 +147,7 @@ def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | No
 
         run(experiment, engine, log, done=done, said=traffic["said"], save=save, watch=watched)
     _finish(built, folder)
+    built.over()
     return folder
 
 
@@ -171,15 +181,8 @@ def _finish(built: Built, folder: Path) -> None:
 
 def state_kinds(method: Method) -> Callable[[NodeId], type[State] | None]:
     """Which memory a node has, as the hints of the method's steps say."""
-    steps = [*method.before(), *method.each_round(), *method.after()]
-
-    def kind(node: NodeId) -> type[State] | None:
-        place = Place.SERVER if node == SERVER else Place.CLIENTS
-        found = [step.remembers for step in steps if step.place is place and step.remembers]
-        # A step taken over from another method may hint that method's smaller memory.
-        return max(found, key=lambda memory: len(memory.__mro__), default=None)
-
-    return kind
+    server, client = (memory_of(method, place) for place in (Place.SERVER, Place.CLIENTS))
+    return lambda node: server if node == SERVER else client
 
 
 def content_digest(collection: Collection) -> str:

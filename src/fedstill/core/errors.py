@@ -42,6 +42,10 @@ class RunFolderError(FedstillError):
     """A run folder cannot be written, read or resumed."""
 
 
+class RankError(FedstillError):
+    """Another rank of a job failed, or cannot be reached."""
+
+
 class StepError(FedstillError):
     """A step failed on a node; says which method, step, node and round."""
 

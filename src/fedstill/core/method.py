@@ -213,6 +213,18 @@ class Method:
         return None
 
 
+def steps_of(method: Method) -> list[Step]:
+    """All steps of a method, in the order of their first acts."""
+    return [*method.before(), *method.each_round(), *method.after()]
+
+
+def memory_of(method: Method, place: Place) -> type[State] | None:
+    """What a party remembers, as the hints of the method's steps say."""
+    found = [s.remembers for s in steps_of(method) if s.place is place and s.remembers]
+    # A step taken over from another method may hint that method's smaller memory.
+    return max(found, key=lambda memory: len(memory.__mro__), default=None)
+
+
 def check_protocol(method: Method) -> None:
     """Each step reads what the step before it sends; the first of a part reads nothing."""
     parts = {"before": method.before(), "each round": method.each_round(), "after": method.after()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,9 @@ from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
 from fedstill.engines.memories import Memories
+
+Scores = Mapping[str, tuple[float, float]]  # accuracy and loss, by whose test set it is
+Question = Callable[[Node[Any]], Scores]
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Engine(Protocol):
     ) -> dict[NodeId, Outcome]: ...
 
     def node(self, id: NodeId, round: int, step: str) -> Node[Any]: ...
+
+    def look(
+        self, ids: Sequence[NodeId], round: int, step: str, question: Question
+    ) -> Iterator[tuple[NodeId, Scores]]: ...
 
     @property
     def states(self) -> Memories: ...

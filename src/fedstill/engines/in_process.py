@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,14 @@ from fedstill.core.loop import Loop
 from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Inbox, Node, Store
 from fedstill.core.records import NodeId, State
-from fedstill.engines.engine import Absences, Everybody, Outcome, autograd_gradient
+from fedstill.engines.engine import (
+    Absences,
+    Everybody,
+    Outcome,
+    Question,
+    Scores,
+    autograd_gradient,
+)
 from fedstill.engines.memories import Memories
 from fedstill.engines.recorded import CudaGraphs, Recorder
 
@@ -105,6 +112,13 @@ class InProcess:
         node = self._bare(id, round, step)
         node.state = self.states[id]
         return node
+
+    def look(
+        self, ids: Sequence[NodeId], round: int, step: str, question: Question
+    ) -> Iterator[tuple[NodeId, Scores]]:
+        """Node after node what a question finds in it; nothing is changed."""
+        for id in ids:
+            yield id, question(self.node(id, round, step))
 
     def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
         party = self.everybody.party(id)

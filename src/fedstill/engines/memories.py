@@ -75,6 +75,14 @@ class Memories(MutableMapping[NodeId, State | None]):
     def __contains__(self, node: object) -> bool:
         return node in self._held  # without waking anybody
 
+    def clear(self) -> None:
+        for node in list(self):  # without waking anybody
+            del self[node]
+
+    def is_blank(self, node: NodeId) -> bool:
+        """Whether a node remembers nothing; nobody is woken."""
+        return self._held.get(node) is None
+
     @property
     def asleep(self) -> list[NodeId]:
         """The clients whose memories lie on disk."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,19 +28,24 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
     (`cross`) or only on its own. Clients that share the very same test set share the one pass;
     without `cross`, a server's score on the one set of all clients is also written once.
     """
-    people = experiment.population
-    method = experiment.method
-    for holder in holders(method, engine, people.clients):
-        node = engine.node(holder, round, "evaluate")
-        known: dict[int, tuple[float, float]] = {}
-        for target, test in _tests(experiment, holder):
-            if not len(test):
-                continue
-            if id(test) not in known:
-                known[id(test)] = score(method, node, test)
-            accuracy, loss = known[id(test)]
+    scored = holders(experiment.method, engine, experiment.population.clients)
+    for holder, found in engine.look(scored, round, "evaluate", partial(scores, experiment)):
+        for target, (accuracy, loss) in found.items():
             yield Number(round, "evaluate", holder, "accuracy", target, accuracy)
             yield Number(round, "evaluate", holder, "loss", target, loss)
+
+
+def scores(experiment: Experiment, node: Node[Any]) -> dict[NodeId, tuple[float, float]]:
+    """Accuracy and loss of one model by the test set it is scored on."""
+    known: dict[int, tuple[float, float]] = {}
+    found = {}
+    for target, test in _tests(experiment, node.id):
+        if not len(test):
+            continue
+        if id(test) not in known:
+            known[id(test)] = score(experiment.method, node, test)
+        found[target] = known[id(test)]
+    return found
 
 
 def holders(method: Method, engine: Engine, clients: Sequence[NodeId]) -> Sequence[NodeId]:
@@ -48,7 +55,7 @@ def holders(method: Method, engine: Engine, clients: Sequence[NodeId]) -> Sequen
         return [c for c in clients if c in acted]
     if not method.scores_own:
         return [SERVER]
-    return [SERVER, *(c for c in clients if acted.get(c) is not None)]
+    return [SERVER, *(c for c in clients if not acted.is_blank(c))]
 
 
 def _tests(experiment: Experiment, holder: NodeId) -> Iterator[tuple[NodeId, Data]]:

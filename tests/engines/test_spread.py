@@ -1,0 +1,409 @@
+"""A run over several ranks gives what a run in one process gives, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+import torch
+
+import worlds
+from contract.small import small
+from engines import rank_jobs
+from engines.fake_line import lines, spread
+from engines.rank_jobs import ended, job, start
+from fedstill.build import chosen_device
+from fedstill.config import values
+from fedstill.core.errors import RankError
+from fedstill.core.method import Method, at_clients
+from fedstill.core.node import Addressed, Inbox, Node
+from fedstill.core.records import Message, NodeId, State
+from fedstill.engines import talk
+from fedstill.engines.batched import Batched
+from fedstill.engines.in_process import InProcess
+from fedstill.engines.spread import Spread, Worker, owners
+from fedstill.federation.evaluate import scores
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Sample
+from fedstill.logbook.writer import MemoryLog
+from fedstill.methods import METHODS
+from fedstill.toml import toml_text
+from small_recipes import CLIENTS, CONVNET, contents, fedstill, last_weights, metrics, tables
+
+# ---- ranks that are threads: every method
+
+
+def rows(log: MemoryLog) -> tuple[list[Any], list[Any], list[Any]]:
+    """All that is written down, but for the times."""
+    return [n for n in log.metrics if n.name != "seconds"], log.messages, log.notes
+
+
+def tensors(engine: Any) -> dict[str, dict[str, torch.Tensor] | None]:
+    return {n: s if s is None else s.tensors() for n, s in engine.states.items()}
+
+
+def assert_equal(one: Any, other: Any, tolerance: float = 0.0) -> None:
+    assert one.keys() == other.keys()
+    for node, named in one.items():
+        if named is None:
+            assert other[node] is None
+            continue
+        assert named.keys() == other[node].keys()
+        for name, tensor in named.items():
+            near = torch.allclose(tensor, other[node][name], atol=tolerance, rtol=tolerance)
+            assert near if tolerance else torch.equal(tensor, other[node][name]), f"{node} {name}"
+
+
+@contextmanager
+def played(
+    method: Any, world: Any, ranks: int = 2, kind: Any = InProcess, **options: Any
+) -> Iterator[tuple[Spread, MemoryLog]]:
+    """The engine and the logbook after two rounds over some ranks."""
+    settings = {k: options.pop(k) for k in ("absences", "memory_limit") if k in options}
+    planned = worlds.experiment(method, world, 2, **options)
+    settings["graph"] = planned.hearing.neighbours  # type: ignore[attr-defined]
+    engines = [kind(method, world, **settings) for _ in range(ranks)]
+    with spread(engines, partial(scores, planned)) as engine:
+        log = MemoryLog()
+        run(planned, engine, log)
+        yield engine, log
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_over_two_ranks_equals_itself_on_one(name: str) -> None:
+    method, world, sampler = small(METHODS[name]), worlds.pictures(), Sample(count=2)
+    alone, log = worlds.played(method, world, 2, sampler=sampler)
+    with played(method, world, sampler=sampler) as (both, other):
+        assert rows(other) == rows(log)
+        assert_equal(tensors(alone), tensors(both))
+
+
+def test_stacks_over_ranks_differ_by_rounding_alone() -> None:
+    method, world = small(METHODS["scaffold"]), worlds.vectors()
+    alone, _ = worlds.played(method, world, 2)
+    with played(method, world, kind=Batched) as (both, _):
+        assert_equal(tensors(alone), tensors(both), 1e-5)
+
+
+def test_more_ranks_than_clients_and_memories_that_lie_on_disk_change_nothing() -> None:
+    method, world = small(METHODS["scaffold"]), worlds.vectors()
+    alone, log = worlds.played(method, world, 2)
+    with played(method, world, 6, memory_limit=0) as (many, other):
+        assert rows(other) == rows(log)
+        assert_equal(tensors(alone), tensors(many))
+
+
+def test_clients_are_dealt_evenly_for_the_whole_run_and_not_by_their_place() -> None:
+    names = [f"c{i}" for i in range(100)]
+    dealt = owners(names, 4)
+    assert dealt == owners(names[::-1], 4)
+    assert [list(dealt.values()).count(rank) for rank in range(4)] == [25] * 4
+    assert {dealt[name] for name in names[::4]} == {0, 1, 2, 3}
+
+
+class Own(State):
+    """How often a client has acted."""
+
+    acts: int
+
+
+class Word(Message):
+    """What is said."""
+
+    text: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Chat(Method):
+    """Says one thing to all others but one, and another thing to that one."""
+
+    def client_state(self, client: Node[Any]) -> Own:
+        return Own(0)
+
+    def each_round(self) -> list[Any]:
+        return [self.speak, self.listen]
+
+    @at_clients
+    def speak(self, client: Node[Own], inbox: Inbox[Never]) -> Addressed[Word]:
+        """Address everybody."""
+        client.state = Own(client.state.acts + 1)
+        client.log(plain=1, undefined=float("nan"), endless=float("inf"))
+        client.spend("a use")
+        common, special = Word(torch.tensor(1.0)), Word(torch.tensor(2.0))
+        return Addressed({c: special if c == "c0" else common for c in client.models})
+
+    @at_clients
+    def listen(self, client: Node[Own], inbox: Inbox[Word]) -> None:
+        """Refuse what somebody says."""
+        if client.id == "c3":
+            client.reject("c1", "mumbled")
+        client.log(heard=sum(float(word.text) for word in inbox.values()))
+
+    def predict(self, node: Node[Any], x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(x), worlds.CLASSES)
+
+
+def test_addressed_words_odd_numbers_absences_and_refusals_arrive_as_they_were() -> None:
+    def gone(_: Method, step: str, round: int, node: NodeId) -> str | None:
+        return "no answer" if node == "c2" and round == 2 else None
+
+    world, options = worlds.vectors(), {"absences": gone, "bad_messages": "leave_out"}
+    alone, log = worlds.played(Chat(), world, 2, **options)
+    with played(Chat(), world, 3, **options) as (three, other):
+        assert repr(rows(other)) == repr(rows(log))  # NaN is not equal to itself
+        assert {node: s.acts for node, s in three.states.items() if isinstance(s, Own)} == {
+            node: s.acts for node, s in alone.states.items() if isinstance(s, Own)
+        }
+    kinds = {note.kind for note in other.notes}
+    assert kinds == {"absent", "left out", "privacy"}
+
+
+def test_memories_are_fetched_kept_and_forgotten_wherever_they_lie() -> None:
+    method, world = small(METHODS["scaffold"]), worlds.vectors()
+    with played(method, world) as (engine, _):
+        saved = tensors(engine)
+        far = [node for node in world.clients if engine.states.rank_of(node) == 1]
+        assert far and not engine.states.is_blank(far[0])
+        states = dict(engine.states)
+        engine.states.clear()
+        assert len(engine.states) == 0
+        engine.restore(states)
+        assert_equal(saved, tensors(engine))
+        engine.states.changed.clear()
+        engine.states[far[0]] = None
+        assert engine.states[far[0]] is None and engine.states.changed == {far[0]}
+
+
+def test_a_message_for_many_crosses_to_a_rank_once() -> None:
+    method = small(METHODS["fedavg"])
+    sent = {}
+    for clients in (4, 16):
+        with played(method, worlds.vectors([8] * clients)) as (engine, _):
+            sent[clients] = engine.line.sent
+    assert sent[16] < 1.8 * sent[4]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_failure_is_raised_when_all_have_answered(ranks: int) -> None:
+    method, world = small(METHODS["local"]), worlds.vectors()
+    planned = worlds.experiment(method, world, 2)
+    broken = owners(world.clients, ranks)
+
+    class Fails(InProcess):
+        def _run(self, loop: Any, node: Any) -> Any:
+            if node.round == 1 and broken[node.id] == ranks - 1:
+                raise ValueError("no more")
+            return super()._run(loop, node)
+
+    engines: list[InProcess] = [Fails(method, world) for _ in range(ranks)]
+    with spread(engines, partial(scores, planned)) as engine:
+        with pytest.raises(RankError, match=rf"rank {ranks - 1}: Local.learn failed on .*no more"):
+            run(planned, engine, MemoryLog())
+        run(planned, engine, MemoryLog(), done=1)  # nobody is left with an old answer
+
+
+def test_a_question_at_the_wrong_time_and_a_bug_are_answered_too() -> None:
+    method, world = small(METHODS["local"]), worlds.vectors()
+    with spread([InProcess(method, world), InProcess(method, world)]) as engine:
+        with pytest.raises(RankError, match="rank 1: it was asked for Done at the wrong time"):
+            talk.ask_one(engine.line, 1, talk.Done())
+        with pytest.raises(RankError, match=r"(?s)rank 1: Traceback.*KeyError: 'nobody'"):
+            talk.ask_one(engine.line, 1, talk.Recall("nobody"))
+
+
+def test_a_rank_that_built_nothing_says_why_until_it_is_over() -> None:
+    leader, other = lines(2)
+    talk.say(leader, 1, talk.Ready("", ""))
+    talk.say(leader, 1, talk.Over())
+    talk.excuse(other, RankError("no such file"))
+    answer = talk.hear(leader, 1)
+    assert isinstance(answer, talk.Failed) and answer.text == "no such file"
+
+
+# ---- ranks that are processes: the command
+
+NAMES = ("fedavg", "scaffold", "desa", "feddm", "fedlgd", "fedrolex", "dfrd")
+
+
+def write(folder: Path, *names: str, rounds: int = 2, **data: Any) -> Path:
+    """A recipe with some methods, small."""
+    made = tables(folder)
+    made["models"] = CONVNET
+    cache = str(folder / "cache")
+    made["run"] |= {"rounds": rounds, "threads": 1, "cache_dir": cache}
+    made["data"] |= data
+    methods = [{"name": name, **values(small(METHODS[name]))} for name in names]
+    made["method"] = methods if len(methods) > 1 else methods[0]
+    path = folder / "recipe.toml"
+    path.write_text(toml_text(made))
+    return path
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert last_weights(one) == last_weights(other) != {}
+    assert metrics(one) == metrics(other)
+    assert (one / "messages.csv").read_bytes() == (other / "messages.csv").read_bytes()
+    assert (one / "recipe.toml").read_bytes() == (other / "recipe.toml").read_bytes()
+    assert sorted(contents(one)) == sorted(contents(other))
+
+
+def test_the_command_over_two_ranks_equals_the_command_alone(tmp_path: Path) -> None:
+    recipe = write(tmp_path, *NAMES)
+    done = job(tmp_path, 2, "run", recipe, "--out", tmp_path / "two")
+    assert done.codes == [0, 0], done.screen
+    shutil.rmtree(tmp_path / "cache")
+    alone = fedstill("run", recipe, "--out", tmp_path / "one")
+    assert done.screen.replace("/two/", "/one/") == alone.out
+    for name in NAMES:
+        assert_same_run(tmp_path / "one" / name, tmp_path / "two" / name)
+    notes = (tmp_path / "two" / "fedavg" / "notes.csv").read_text()
+    assert "in_process, chosen for device cpu, over 2 ranks" in notes
+
+
+def test_virtual_data_are_made_where_the_clients_are(tmp_path: Path) -> None:
+    virtual = {"per_class": 2, "warm_up_steps": 3}
+    recipe = write(tmp_path, "fedavg", virtual=virtual)
+    done = job(tmp_path, 2, "run", recipe, "run.pictures=true", "--out", tmp_path / "two")
+    assert done.codes == [0, 0], done.screen
+    assert len(list((tmp_path / "cache").iterdir())) == len(CLIENTS)
+    shutil.rmtree(tmp_path / "cache")
+    fedstill("run", recipe, "run.pictures=true", "--out", tmp_path / "one")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_job_killed_over_two_ranks_goes_on_alone(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "scaffold", rounds=12)
+    processes = start(tmp_path, 2, "run", recipe, "--out", tmp_path / "killed")
+    while not list((tmp_path / "killed" / "checkpoints").glob("round-0000[2-9]")):
+        time.sleep(0.002)
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    ended(tmp_path, processes)
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    assert fedstill("resume", tmp_path / "killed").code == 0
+    fedstill("run", recipe, "--out", tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_run_begun_alone_goes_on_over_three_ranks(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "scaffold", rounds=4)
+    fedstill("run", recipe, "run.rounds=2", "--out", tmp_path / "part")
+    limit = "engine.memory_limit=0"
+    done = job(tmp_path, 3, "resume", tmp_path / "part", "run.rounds=4", limit)
+    assert done.codes == [0, 0, 0], done.screen
+    fedstill("run", recipe, limit, "--out", tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
+def test_a_step_that_fails_on_one_rank_ends_all_with_one_message(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "fedavg")
+    folder = tmp_path / "run"
+    done = job(tmp_path, 2, "run", recipe, "--out", folder, wreck=rank_jobs.step_fails)
+    assert done.codes == [2, 2]
+    assert done.screen.count("no more") == 1
+    assert "rank 1: FedAvg.update failed on east in round 2: ValueError: no more" in done.screen
+    assert fedstill("resume", folder).code == 0  # from the checkpoint of the round before
+
+
+def test_a_rank_that_dies_ends_the_job(tmp_path: Path) -> None:
+    done = job(
+        tmp_path, 2, "run", write(tmp_path, "fedavg"), "--out", tmp_path / "run",
+        wreck=rank_jobs.dies,
+    )  # fmt: skip
+    assert done.codes == [2, 9]
+    assert "rank 1 has ended without a word" in done.screen
+
+
+@pytest.mark.parametrize(
+    ("words", "wreck", "said"),
+    [
+        (["method.lr=-1"], None, "method.lr"),
+        (["data.name=nothing"], None, "unknown data set"),
+        (["models.width=0"], None, "width"),
+        ([], rank_jobs.has_other_data, "rank 1: its data are not those of rank 0"),
+    ],
+)
+def test_what_is_refused_is_said_once_and_nothing_is_written(
+    tmp_path: Path, words: list[str], wreck: Any, said: str
+) -> None:
+    recipe = write(tmp_path, "fedavg")
+    done = job(tmp_path, 2, "run", recipe, *words, "--out", tmp_path / "run", wreck=wreck)
+    assert done.codes == [2, 2]
+    assert done.screen.count(said) == 1, done.screen
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_without_an_address_of_the_others_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    said = fedstill("run", write(tmp_path, "fedavg"), "--out", tmp_path / "run")
+    assert said.code == 2
+    assert "start it with torchrun, or unset RANK and WORLD_SIZE to run alone" in said.err
+
+
+def test_the_ranks_of_a_machine_sit_at_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(chosen_device("auto", seat)) for seat in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert str(chosen_device("cuda", 1)) == "cuda:1"
+    assert str(chosen_device("cuda:0", 1)) == "cuda:0"  # as the recipe says
+    assert str(chosen_device("cuda")) == "cuda"
+    assert str(chosen_device("cpu", 1)) == "cpu"
+
+
+def test_memories_lie_in_the_run_folder_where_a_rank_sees_it(tmp_path: Path) -> None:
+    engine = InProcess(small(METHODS["local"]), worlds.vectors())
+    for run_folder, seen in ((tmp_path / "elsewhere", None), (tmp_path, tmp_path)):
+        lies_in = run_folder / "asleep" / "rank-1"
+        assert isinstance(Worker(engine).answer(talk.LieIn(str(lies_in))), talk.Done)
+        assert engine.states.folder == (seen and lies_in)
+
+
+class Twice(Chat):
+    """Two steps of one name that are not the same."""
+
+    def before(self) -> list[Any]:
+        return [self.speak.taken_over(self, _silent, reads=None, sends=None, remembers=Own)]
+
+
+def _silent(method: Any, node: Any, inbox: Any) -> None:
+    """Say nothing."""
+
+
+def test_two_different_steps_of_one_name_are_refused() -> None:
+    with pytest.raises(RankError, match="Twice has two different steps speak"):
+        Worker(InProcess(Twice(), worlds.vectors()))
+
+
+def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:
+    class Longer(Word):
+        """More than was said."""
+
+    with pytest.raises(RankError, match="Longer is sent, but no step of the method has it"):
+        talk.Letters([Word]).enclosed({"c0": {"": Longer(torch.zeros(1))}})
+
+
+def test_torchrun_starts_it(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "fedavg", rounds=1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "fedstill", "run", str(recipe), "--out", str(tmp_path / "two")]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fedavg") == 1
+    fedstill("run", recipe, "--out", tmp_path / "one")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
