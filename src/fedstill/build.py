@@ -377,10 +377,10 @@ def chosen_device(name: str, seat: int | None = None) -> torch.device:
 
 
 def engine_name(table: EngineTable, device: torch.device) -> str:
-    """The engine's name; `auto` stacks on a GPU, where it wins, and not on a CPU."""
+    """The engine's name; `auto` takes what was fastest in docs/benchmarks.md."""
     if table.name != "auto":
         return table.name
-    return "batched" if device.type == "cuda" else "in_process"
+    return "lanes" if device.type == "cuda" else "in_process"
 
 
 def why_engine(table: EngineTable, device: torch.device) -> str:

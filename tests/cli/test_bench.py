@@ -71,7 +71,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     def failing(self, *args, **kwargs):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("fedstill.engines.batched._Stack.run", failing)
+    monkeypatch.setattr("fedstill.engines.stacks.Stack.run", failing)
     found = bench.measured("small-step", CPU, sizes=TINY["small-step"], repeat=1)
     alone, stacked = found["cases"]
     assert alone["failed"] is None and alone["milliseconds"]

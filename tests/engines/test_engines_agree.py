@@ -37,12 +37,13 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines import batched, recorded
-from fedstill.engines.batched import Batched, StackRecorder, _shared_or_stacked
+from fedstill.engines import recorded, stacks
+from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Outcome, Party
 from fedstill.engines.in_process import InProcess
 from fedstill.engines.lanes import Lane, Lanes, Road
 from fedstill.engines.recorded import CudaGraphs, Recorder, Replay, Unrecordable
+from fedstill.engines.stacks import Stack, StackRecorder, shared_or_stacked
 from fedstill.models import MLP
 from worlds import CLASSES, World, examples, pictures, vectors
 
@@ -477,9 +478,9 @@ def test_absent_nodes_keep_their_memory_and_leave_the_others_alone(
 
 def test_the_very_same_tensor_is_not_copied() -> None:
     one, twin = torch.ones(3), torch.ones(3)
-    kept, axis = _shared_or_stacked([one, one, one])
+    kept, axis = shared_or_stacked([one, one, one])
     assert kept is one and axis is None
-    stacked, axis = _shared_or_stacked([one, twin])
+    stacked, axis = shared_or_stacked([one, twin])
     assert stacked.shape == (2, 3) and axis == 0
 
 
@@ -527,6 +528,56 @@ class Replayed(InProcess):
         self.recorder = Recorder(tried_once if on_cpu else CudaGraphs(self.device), keep=2)
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_stack_too_large_for_memory_is_run_in_parts(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Stack.run
+
+    def cramped(self: Stack) -> Any:
+        if len(self.loops) > most:
+            raise torch.OutOfMemoryError("no memory")
+        return plain(self)
+
+    monkeypatch.setattr(Stack, "run", cramped)
+    world = vectors((20, 27, 23, 30, 8))
+    engine = Batched(Invented(), world)
+    answers = engine.play(Invented().learn, 1, {client: Inbox() for client in world.clients})
+    monkeypatch.undo()
+    whole = Batched(Invented(), world)
+    for node, outcome in whole.play(
+        Invented().learn, 1, {client: Inbox() for client in world.clients}
+    ).items():
+        assert_close(outcome.message, answers[node].message, node)
+    assert engine.stack_at_most <= max(most, 1)
+    assert any("memory did not suffice" in note for note in engine.notes)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_lanes_that_memory_does_not_suffice_for_become_fewer(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    recordings: list[object] = []
+
+    def cramped(step: Callable[[], None]) -> Replay:
+        recordings.append(step)
+        if len({id(lane) for lane in engine.road.lanes}) > most:
+            raise torch.OutOfMemoryError("no memory")
+        return tried_once(step)
+
+    world = vectors((20, 27, 23, 30, 8))
+    engine = Lanes(Invented(), world)
+    engine.road = Road(lambda: Lane(Recorder(cramped)), 8, engine.notes)
+    inboxes = {client: Inbox() for client in world.clients}
+    answers = engine.play(Invented().learn, 1, inboxes)
+    for node, outcome in InProcess(Invented(), world).play(Invented().learn, 1, inboxes).items():
+        assert_equal(outcome.message, answers[node].message)
+        assert outcome.numbers == pytest.approx(answers[node].numbers)
+    assert engine.road.count <= most
+    assert any("memory did not suffice" in note for note in engine.notes)
+
+
 class SideBySide(Lanes):
     """Every loop in a lane, on a CPU in a stand-in; fewer lanes than clients."""
 
@@ -568,7 +619,7 @@ def test_replayed_loops_give_the_very_same(
     if device == "cuda" and isinstance(method, (Given, EmptyExamples, OwnBody)):
         pytest.skip("made for a CPU")
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
-    monkeypatch.setattr(batched, "WORTHWHILE", 1)
+    monkeypatch.setattr(stacks, "WORTHWHILE", 1)
     world = vectors((20, 27, 23, 30, 8), mixed=mixed)
     reference = Batched if engine is StacksReplayed else InProcess
     plain, states = played(method, world.on(device), reference, device=device, record=False)

@@ -124,6 +124,28 @@ def test_kernels_give_what_the_operations_give(
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 16, 16), (3, 28, 28)])
+def test_a_coarse_pass_is_the_pass_rounded_to_half_precision(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ConvNet(shape, 10, depth=2, width=12)
+    weights = {name: tensor.cuda() for name, tensor in model.init(1).items()}
+    x = torch.randn(5, *shape, generator=generator(0)).cuda()
+    monkeypatch.setattr("fedstill.core.precision._now", "half")
+    found = model.coarse_stages(weights, x)
+    assert {stage.dtype for stage in found} == {torch.float16}
+    for one, other in zip(found, model.stages(weights, x), strict=True):
+        assert torch.allclose(one.float(), other, atol=0.01)
+
+
+def test_a_coarse_pass_is_an_ordinary_one_unless_half_precision_is_asked_for() -> None:
+    model = ConvNet((3, 8, 8), 4, depth=2, width=4)
+    weights, x = model.init(1), noise(5, 3, 8, 8)
+    for one, other in zip(model.coarse_stages(weights, x), model.stages(weights, x), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_the_constant_before_an_instance_norm_counts_for_nothing() -> None:
     model = ConvNet((3, 8, 8), 4, depth=2, width=4)
     weights = model.init(1)

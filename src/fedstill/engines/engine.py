@@ -63,9 +63,13 @@ class Everybody(Protocol):
 
 
 class Engine(Protocol):
-    """Carries out one step on many nodes."""
+    """Carries out one step on many nodes.
+
+    In `notes` it says what it had to do otherwise than asked; who plays it takes them away.
+    """
 
     name: str
+    notes: list[str]
 
     def play(
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]

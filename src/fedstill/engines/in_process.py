@@ -50,8 +50,10 @@ class InProcess:
         self.device = torch.device(device)
         self.absences = absences
         self.store = store
-        graphs = record and self.device.type == "cuda"
-        self.recorder = Recorder(CudaGraphs(self.device)) if graphs else None
+        self.notes: list[str] = []
+        self.recorder: Recorder | None = None
+        if record and self.device.type == "cuda":
+            self.recorder = Recorder(CudaGraphs(self.device), notes=self.notes)
         self.graph = graph
         self.states = Memories(memory_limit, self.device)
 

@@ -32,12 +32,12 @@ class Lane:
     end: Callable[[], None] = lambda: None  # let the outside wait for what was done here
 
 
-def cuda_lane(device: torch.device) -> Lane:
+def cuda_lane(device: torch.device, notes: list[str]) -> Lane:
     """A lane with a stream and memory of its own."""
     graphs = CudaGraphs(device)
     stream = graphs.stream
     return Lane(
-        Recorder(graphs),
+        Recorder(graphs, notes=notes),
         lambda: torch.cuda.stream(stream),
         lambda: stream.wait_stream(torch.cuda.current_stream(device)),
         lambda: torch.cuda.current_stream(device).wait_stream(stream),
@@ -55,9 +55,12 @@ class Failed(Exception):
 class Road:
     """Some lanes; fewer when their memory does not suffice."""
 
-    def __init__(self, make: Callable[[], Lane], count: int = LANES):
+    def __init__(
+        self, make: Callable[[], Lane], count: int = LANES, notes: list[str] | None = None
+    ):
         self.make = make
         self.count = count
+        self.notes = [] if notes is None else notes
         self.lanes: list[Lane] = []
 
     def run(self, loops: Sequence[Loop[Any]]) -> list[Ended | None]:
@@ -74,6 +77,8 @@ class Road:
             except torch.OutOfMemoryError:
                 self.lanes.clear()
                 self.count //= 2
+                left = f"{self.count} lanes" if self.count else "none: loops run step by step"
+                self.notes.append(f"the device's memory did not suffice; from now on {left}")
         return [ended.get(place) for place in range(len(loops))]
 
     def _pass(self, loops: Sequence[Loop[Any]], ended: dict[int, Ended | None]) -> None:
@@ -119,7 +124,7 @@ class Lanes(Batched):
         super().__init__(*args, **kwargs)
         self.road: Road | None = None
         if self.recorder is not None:
-            self.road = Road(lambda: cuda_lane(self.device), lanes)
+            self.road = Road(lambda: cuda_lane(self.device, self.notes), lanes, self.notes)
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """Recordable loops in lanes; what is left as `in_process` would."""

@@ -45,9 +45,10 @@ def worthwhile(loop: Loop[Any]) -> bool:
 class Recorder:
     """Runs loops by replaying their steps; keeps what it recorded of the latest kinds of loop."""
 
-    def __init__(self, record: Record, keep: int = 32):
+    def __init__(self, record: Record, keep: int = 32, notes: list[str] | None = None):
         self.record = record
         self.keep = keep
+        self.notes = [] if notes is None else notes
         self.known: OrderedDict[Any, _Recording] = OrderedDict()
         self.refused: set[Any] = set()  # bodies of loops
 
@@ -65,6 +66,7 @@ class Recorder:
                 return ended
             except torch.OutOfMemoryError:  # recordings hold memory; a plain step may fit
                 self.known.clear()
+                self.notes.append("no memory to record a loop; it was run step by step")
                 return None
 
     def playing(self, loop: Loop[Any]) -> Generator[None, None, Ended | None]:
@@ -80,9 +82,10 @@ class Recorder:
         self.known.move_to_end(key)
         try:
             return (yield from self.known[key].playing(loop, self.record))
-        except Unrecordable:
+        except Unrecordable as error:
             del self.known[key]
             self.refused.add(body)
+            self.notes.append(f"a loop is not recorded: {error}")
             return None
 
 

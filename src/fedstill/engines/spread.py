@@ -114,6 +114,7 @@ class Spread:
 
     def __init__(self, inner: InProcess, line: Line):
         self.inner, self.line, self.name = inner, line, inner.name
+        self.notes = inner.notes
         dealt = owners(inner.everybody.clients, line.size)
         self.states = Scattered(inner.states, line, dealt, inner.method)
         inner.states = self.states

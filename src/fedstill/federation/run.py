@@ -96,6 +96,8 @@ class _Player:
                 return
             inboxes = {actor: mail.get(actor, Inbox()) for actor in actors}
             outcomes = self.engine.play(step, round, inboxes)
+            while self.engine.notes:
+                self.logbook.write(Note(round, "engine", "", self.engine.notes.pop(0)))
             self._write(round, step, outcomes)
             present = [node for node in present if not _absent(outcomes, node)]
             if _absent(outcomes, SERVER):

@@ -96,34 +96,34 @@ class ConvNet(Scalable):
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
-        names = [f"conv{block}.weight" for block in range(self.depth)]
-        if not self._fused or not half_will_do(x) or not _plain_on_gpu(x, weights[names[0]]):
-            return self.stages(weights, x)
-        kernels, sides = _kernels(), [self.shape[1:], *self.sides()[:-1]]
-        even = all(length % 2 == 0 for side in sides for length in side)
-        if kernels is None or not even or self._first_padding() != 1 or self.shape[0] > 8:
+        if not (half_will_do(x) and self._halved(x, *weights.values())):
             return self.stages(weights, x)
         maps: list[Tensor] = []
-        for block, name in enumerate(names):
+        for block in range(self.depth):
             scale, shift = weights[f"norm{block}.weight"], weights[f"norm{block}.bias"]
-            if block == 0:
-                x = kernels.first_block(x, weights[name], scale, shift)
-            else:
-                weight = weights[name].to(torch.float16, memory_format=torch.channels_last)
-                x = F.conv2d(x, weight, padding=1)
-                x = kernels.half_norm_relu_pool(x, scale, shift)
+            padding = self._first_padding() if block == 0 else 1
+            x = F.conv2d(*_in_half(x, weights[f"conv{block}.weight"]), padding=padding)
+            x = _kernels().half_norm_relu_pool(x, scale, shift)
             maps.append(x)
         return maps
+
+    def _halved(self, *tensors: Tensor) -> bool:
+        """Whether the blocks can be made in half precision: their pixels go in fours."""
+        grow = 2 * (self._first_padding() - 1)
+        seen = [(self.shape[1] + grow, self.shape[2] + grow), *self.sides()[:-1]]
+        even = all(height % 2 == 0 and width % 2 == 0 for height, width in seen)
+        scaled = self.training and self.scaler
+        ready = self._fused and even and not scaled and _plain_on_gpu(*tensors)
+        return ready and _kernels() is not None
 
     @property
     def _fused(self) -> bool:
         """Whether there are kernels for blocks of this kind."""
-        known = (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg")
-        return known and self.rate == 1
+        return (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg")
 
     def _pooled(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """Norm, activation and pooling; as one kernel where that can be."""
-        if (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg"):
+        if self._fused:
             scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
             if _plain_on_gpu(x, scale, shift) and (kernels := _kernels()) is not None:
                 fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
@@ -136,6 +136,18 @@ class ConvNet(Scalable):
 
     def _first_padding(self) -> int:
         return 3 if self.shape == (1, 28, 28) else 1
+
+
+def _in_half(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and weights of a convolution in half precision, pixel by pixel in memory.
+
+    Tensor cores take channels in eights; zeros are added to make them so.
+    """
+    missing = (0, 0, 0, 0, 0, -x.shape[1] % 8)
+    return tuple(  # type: ignore[return-value]
+        F.pad(tensor.half(), missing).contiguous(memory_format=torch.channels_last)
+        for tensor in (x, weight)
+    )
 
 
 def _plain_on_gpu(*tensors: Tensor) -> bool:

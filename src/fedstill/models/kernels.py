@@ -26,29 +26,6 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return _forward(maps.contiguous(), scale, shift)[0]
 
 
-def first_block(images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """norm_relu_pool(conv2d(images, weight, padding=1), ...) in half precision, no gradient.
-
-    The maps before pooling, many times as large as the images, are never written. Weights are
-    [channel, inputs, 3, 3], sides are even. The result lies in memory channel by channel of each
-    pixel, as half-precision convolutions like it.
-    """
-    count, inputs, height, width = images.shape
-    channels = len(weight)
-    pooled = torch.empty(
-        (count, channels, height // 2, width // 2), dtype=torch.float16, device=images.device,
-        memory_format=torch.channels_last,
-    )  # fmt: skip
-    block = min(128, max(16, triton.next_power_of_2(channels)))
-    with torch.cuda.device(images.device):
-        _first_block[(count, triton.cdiv(channels, block))](
-            images.contiguous(), weight.contiguous(), scale, shift, pooled, channels, EPS,
-            inputs, height, width, max(16, triton.next_power_of_2(9 * inputs)), block, 64,
-            num_warps=4,
-        )  # fmt: skip
-    return pooled
-
-
 def half_norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`norm_relu_pool` of half-precision maps that lie channel by channel, no gradient."""
     count, channels, height, width = maps.shape
@@ -179,76 +156,6 @@ def _slopes(
     tl.store(to_maps + start + place, moved, mask=place < pixels)
     tl.store(to_scale + one, along)
     tl.store(to_shift + one, alone)
-
-
-@triton.jit
-def _patches(
-    images, one, row, column, there, SIDES: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, TAPS: tl.constexpr,
-):  # fmt: skip
-    """[pixel, tap], what a 3x3 convolution of one image sees at some pixels; then a tap of ones."""
-    tap = tl.arange(0, TAPS)
-    side = tl.minimum(tap // 9, SIDES - 1)
-    y = row[:, None] + (tap % 9 // 3 - 1)[None, :]
-    x = column[:, None] + (tap % 3 - 1)[None, :]
-    inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & (tap < 9 * SIDES)[None, :]
-    y = tl.minimum(tl.maximum(y, 0), HEIGHT - 1)
-    x = tl.minimum(tl.maximum(x, 0), WIDTH - 1)
-    start = images + one.to(tl.int64) * (SIDES * HEIGHT * WIDTH)
-    seen = tl.load(start + side[None, :] * (HEIGHT * WIDTH) + y * WIDTH + x)
-    ones = tl.where((tap == 9 * SIDES)[None, :], 1.0, 0.0)
-    seen = tl.where(inside, seen, ones)
-    return tl.where(there[:, None], seen, 0.0).to(tl.float16)
-
-
-@triton.jit
-def _first_block(
-    images, weight, scale, shift, pooled, channels, eps,
-    SIDES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr, PLACES: tl.constexpr,
-):  # fmt: skip
-    """Some channels of one image, PLACES pixels at a time.
-
-    A channel's mean and deviation over the image follow from the products of its taps with each
-    other, which do not depend on the channel: E[(w·p)²] = w·E[p pᵀ]·w.
-    """
-    one = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = channel < channels
-    tap = tl.arange(0, TAPS)
-    held = (tap < 9 * SIDES)[:, None] & known[None, :]
-    weights = tl.load(weight + channel[None, :] * (9 * SIDES) + tap[:, None], mask=held, other=0.0)
-    weights = weights.to(tl.float16)
-    high: tl.constexpr = HEIGHT // 2
-    wide: tl.constexpr = WIDTH // 2
-    pixels: tl.constexpr = HEIGHT * WIDTH
-    products = tl.zeros([TAPS, TAPS], tl.float32)
-    for first in range(0, pixels, PLACES):
-        place = first + tl.arange(0, PLACES)
-        seen = _patches(
-            images, one, place // WIDTH, place % WIDTH, place < pixels, SIDES, HEIGHT, WIDTH, TAPS
-        )
-        products += tl.dot(tl.trans(seen), seen)
-    wide_weights = weights.to(tl.float32)
-    sums = tl.sum(tl.where((tap == 9 * SIDES)[None, :], products, 0.0), 1)
-    mean = tl.sum(sums[:, None] * wide_weights, 0) / pixels
-    squares = tl.sum(wide_weights * tl.dot(products, wide_weights, input_precision="ieee"), 0)
-    spread = tl.maximum(squares / pixels - mean * mean, 0.0)
-    slope = tl.load(scale + channel, mask=known, other=0.0) / tl.sqrt(spread + eps)
-    offset = tl.load(shift + channel, mask=known, other=0.0) - mean * slope
-    for first in range(0, high * wide, PLACES):
-        out = first + tl.arange(0, PLACES)
-        there = out < high * wide
-        total = tl.zeros([PLACES, CHANNELS], tl.float32)
-        for corner in tl.static_range(4):
-            row = out // wide * 2 + corner // 2
-            column = out % wide * 2 + corner % 2
-            seen = _patches(images, one, row, column, there, SIDES, HEIGHT, WIDTH, TAPS)
-            value = tl.dot(seen, weights)
-            total += tl.maximum(value * slope[None, :] + offset[None, :], 0.0)
-        where = pooled + one.to(tl.int64) * (high * wide) * channels
-        where = where + out[:, None] * channels + channel[None, :]
-        tl.store(where, (total * 0.25).to(tl.float16), mask=there[:, None] & known[None, :])
 
 
 @triton.jit
