@@ -2,8 +2,9 @@
 
 `single`: every product in single precision. `tf32`: convolutions round their factors to ten bits
 and add up in single precision, as torch does unless told otherwise; matrix products stay exact.
-`half`: matrix products as convolutions, and passes without a gradient that say so (the real
-examples of distribution matching) in half precision, with as many bits and half the memory.
+`half`: matrix products as convolutions, and networks that have kernels for it (ConvNet, where its
+weights are trained, its images matched or a pass says that rounding does no harm) in half
+precision: as many bits, half the memory. Evaluation is not rounded.
 """
 
 from __future__ import annotations
@@ -27,5 +28,5 @@ def use(precision: Precision) -> None:
 
 
 def half_will_do(x: Tensor) -> bool:
-    """Whether a pass over these without a gradient may be made in half precision."""
+    """Whether a pass over these may be made in half precision."""
     return _now == "half" and x.is_cuda and x.dtype == torch.float32

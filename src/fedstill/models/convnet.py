@@ -19,6 +19,8 @@ from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
+GAIN = 1024.0  # of gradients in half precision; a power of two rounds nothing
+
 Activation = Literal["relu", "leaky_relu", "sigmoid", "swish"]
 Pooling = Literal["avg", "max", "none"]
 
@@ -84,6 +86,8 @@ class ConvNet(Scalable):
         return laws | linear_laws("head", kept * side[0] * side[1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        if torch.is_grad_enabled() and half_will_do(x) and self._halved(x, *weights.values()):
+            return self._half_stages(weights, x)
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1
@@ -96,15 +100,24 @@ class ConvNet(Scalable):
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
-        if not (half_will_do(x) and self._halved(x, *weights.values())):
-            return self.stages(weights, x)
+        if half_will_do(x) and self._halved(x, *weights.values()):
+            return self._half_stages(weights, x)
+        return self.stages(weights, x)
+
+    def _half_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """Blocks in half precision, between which gradients are louder than outside."""
+        kernels = _half_kernels()
         maps: list[Tensor] = []
+        x = kernels.gained(x, 1 / GAIN)
         for block in range(self.depth):
-            scale, shift = weights[f"norm{block}.weight"], weights[f"norm{block}.bias"]
+            weight, scale, shift = (
+                kernels.gained(weights[f"{name}{block}.{kind}"], 1 / GAIN)
+                for name, kind in (("conv", "weight"), ("norm", "weight"), ("norm", "bias"))
+            )
             padding = self._first_padding() if block == 0 else 1
-            x = F.conv2d(*_in_half(x, weights[f"conv{block}.weight"]), padding=padding)
-            x = _kernels().half_norm_relu_pool(x, scale, shift)
-            maps.append(x)
+            x = F.conv2d(*_in_half(x, weight), padding=padding)
+            x = kernels.norm_relu_pool(x, scale, shift)
+            maps.append(kernels.gained(x.float(), GAIN))
         return maps
 
     def _halved(self, *tensors: Tensor) -> bool:
@@ -114,7 +127,7 @@ class ConvNet(Scalable):
         even = all(height % 2 == 0 and width % 2 == 0 for height, width in seen)
         scaled = self.training and self.scaler
         ready = self._fused and even and not scaled and _plain_on_gpu(*tensors)
-        return ready and _kernels() is not None
+        return ready and _half_kernels() is not None
 
     @property
     def _fused(self) -> bool:
@@ -160,8 +173,12 @@ def _plain_on_gpu(*tensors: Tensor) -> bool:
 
 
 @cache
-def _kernels() -> Any:
-    """The module of kernels, or None where Triton is not installed."""
+def _kernels(name: str = "kernels") -> Any:
+    """A module of kernels, or None where Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
-    return importlib.import_module("fedstill.models.kernels")
+    return importlib.import_module(f"fedstill.models.{name}")
+
+
+def _half_kernels() -> Any:
+    return _kernels("half_kernels")

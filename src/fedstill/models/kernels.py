@@ -26,23 +26,6 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return _forward(maps.contiguous(), scale, shift)[0]
 
 
-def half_norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """`norm_relu_pool` of half-precision maps that lie channel by channel, no gradient."""
-    count, channels, height, width = maps.shape
-    maps = maps.contiguous(memory_format=torch.channels_last)
-    pooled = torch.empty(
-        (count, channels, height // 2, width // 2), dtype=torch.float16, device=maps.device,
-        memory_format=torch.channels_last,
-    )  # fmt: skip
-    places = triton.next_power_of_2((height // 2) * (width // 2))
-    block = max(1, min(triton.next_power_of_2(channels), 4096 // places))
-    with torch.cuda.device(maps.device):
-        _half_block[(count, triton.cdiv(channels, block))](
-            maps, scale, shift, pooled, channels, EPS, height, width, places, block, num_warps=8,
-        )  # fmt: skip
-    return pooled
-
-
 class _Block(torch.autograd.Function):
     """The block with its gradient; for a gradient of the gradient it is unfolded again."""
 
@@ -156,38 +139,3 @@ def _slopes(
     tl.store(to_maps + start + place, moved, mask=place < pixels)
     tl.store(to_scale + one, along)
     tl.store(to_shift + one, alone)
-
-
-@triton.jit
-def _half_block(
-    maps, scale, shift, pooled, channels, eps,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Some channels of one image; the four pixels of a pooled one lie in four tiles."""
-    one = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = channel < channels
-    high: tl.constexpr = HEIGHT // 2
-    wide: tl.constexpr = WIDTH // 2
-    pixels: tl.constexpr = HEIGHT * WIDTH
-    out = tl.arange(0, PLACES)
-    fits = (out < high * wide)[:, None] & known[None, :]
-    start = maps + one.to(tl.int64) * pixels * channels + channel[None, :]
-    corner = (out // wide * 2 * WIDTH + out % wide * 2)[:, None] * channels
-    a = tl.load(start + corner, mask=fits, other=0.0).to(tl.float32)
-    b = tl.load(start + corner + channels, mask=fits, other=0.0).to(tl.float32)
-    c = tl.load(start + corner + WIDTH * channels, mask=fits, other=0.0).to(tl.float32)
-    d = tl.load(start + corner + (WIDTH + 1) * channels, mask=fits, other=0.0).to(tl.float32)
-    mean = tl.sum(a + b + c + d, 0) / pixels
-    e = tl.where(fits, a - mean[None, :], 0.0)
-    f = tl.where(fits, b - mean[None, :], 0.0)
-    g = tl.where(fits, c - mean[None, :], 0.0)
-    h = tl.where(fits, d - mean[None, :], 0.0)
-    spread = tl.sum(e * e + f * f + g * g + h * h, 0) / pixels
-    slope = (tl.load(scale + channel, mask=known, other=0.0) / tl.sqrt(spread + eps))[None, :]
-    offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
-    total = tl.maximum(e * slope + offset, 0.0) + tl.maximum(f * slope + offset, 0.0)
-    total += tl.maximum(g * slope + offset, 0.0) + tl.maximum(h * slope + offset, 0.0)
-    where = pooled + one.to(tl.int64) * (high * wide) * channels
-    where = where + out[:, None] * channels + channel[None, :]
-    tl.store(where, (total * 0.25).to(tl.float16), mask=fits)

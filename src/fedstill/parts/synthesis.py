@@ -250,7 +250,6 @@ class Matching:
         passed = (model.coarse_stages if coarse else model.stages)(network, images.flatten(0, 1))
         kept = passed if self.outputs.startswith("stages") else passed[-1:]
         kept = [stage.flatten(1) for stage in kept]
-        kept = [stage.float() if stage.dtype == torch.float16 else stage for stage in kept]
         features = kept[-1]
         if self.outputs in ("logits", "both", "stages and logits"):
             kept = [*kept, model.head(network, features)]
