@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -128,7 +129,7 @@ class Crowd:
     clients: list[str]
     model: Model
 
-    @property
+    @cached_property
     def models(self) -> dict[str, Model]:
         return dict.fromkeys(self.clients, self.model)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedstill.config import (
     BASE_FIELDS,
@@ -44,6 +45,8 @@ from fedstill.methods.virtual import Own, Virtual
 from fedstill.models import MODELS
 from fedstill.toml import toml_text
 
+LIGHT = 1e6  # multiplications and additions for one example, below which threads do not pay
+
 
 class Built:
     """Everything a run needs, made from a recipe; over several ranks, on each of them."""
@@ -58,11 +61,11 @@ class Built:
             torch.cuda.set_device(self.device)  # what names no device lands on this one too
         torch.backends.cudnn.deterministic = True  # two runs with one seed are equal on a GPU too
         precision.use(recipe.engine.precision)
-        if recipe.run.threads:
-            torch.set_num_threads(recipe.run.threads)
         self.collection = load_data(recipe)
         self.public = load_public(recipe, self.collection)
         self.models, self.server_model = made_models(recipe, self.collection)
+        networks = {self.server_model, *self.models.values()}
+        torch.set_num_threads(recipe.run.threads or chosen_threads(self.device, networks))
         population = Population(
             self.collection, self.models, self.server_model, device=self.device, public=self.public
         )
@@ -374,6 +377,26 @@ def chosen_device(name: str, seat: int | None = None) -> torch.device:
     if name == "cuda" and seat is not None:
         return torch.device("cuda", seat % torch.cuda.device_count())
     return device
+
+
+def chosen_threads(device: torch.device, networks: Iterable[Model]) -> int:
+    """One on a CPU where every network is light, else torch's own number.
+
+    The threads of an operation wait for each other at its end. Operations of a light network end
+    sooner than that pays, and where other programs hold a core, a step takes a hundred times as
+    long. The choice rests on the networks alone, so that a recipe gives the same numbers again.
+    """
+    light = device.type == "cpu" and all(work(network) < LIGHT for network in networks)
+    return 1 if light else torch.get_num_threads()
+
+
+@torch.no_grad()
+def work(network: Model) -> float:
+    """Multiplications and additions of a network for one example."""
+    weights = {name: torch.zeros(law.shape) for name, law in network.laws().items()}
+    with FlopCounterMode(display=False) as counter:
+        network(weights, torch.zeros(2, *network.shape))  # one alone has no batch statistics
+    return int(counter.get_total_flops()) / 2
 
 
 def engine_name(table: EngineTable, device: torch.device) -> str:

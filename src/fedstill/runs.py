@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from fedstill import pictures
 from fedstill.build import Built, decisive, differences, named_networks
 from fedstill.config import Recipe, checked, read_recipe
@@ -39,6 +41,17 @@ ASLEEP = "asleep"  # clients' memories beyond engine.memory_limit, while a run l
 BEGINNING = ("environment.json", "partition.csv", ".environment.json.new", "recipe.toml.draft")
 
 
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    """A run sets its number of threads; whoever called it gets theirs back."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_threads_restored()
 def begin(
     recipe: Recipe,
     folder: Path,
@@ -58,6 +71,7 @@ def begin(
         return _play(built, folder, watch, None)
 
 
+@_threads_restored()
 def resume(
     folder: Path,
     overrides: Sequence[str] = (),

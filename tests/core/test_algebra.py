@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.core import algebra
+from fedstill.core import algebra, trees
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
@@ -86,6 +86,63 @@ def test_a_weighted_mean_by_hand() -> None:
     items = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([5.0, 8.0])}]
     assert algebra.mean(items, [3, 1])["w"].tolist() == [(3 * 1 + 5) / 4, 8 / 4]
     assert algebra.mean(items)["w"].tolist() == [3, 4]
+
+
+def tensors(name: int, *kinds: torch.dtype) -> Weights:
+    """Small and large ones, a number and nothing, of every kind."""
+    rng = generator(0, "bits", name)
+    shapes = ((), (3,), (5, 7), (0,), (2, 3, 3, 3), (trees.SMALL + 1,))
+    return {
+        f"{kind}.{shape}": torch.randn(shape, generator=rng).to(kind)
+        for kind in kinds
+        for shape in shapes
+    }
+
+
+def one_by_one(items: list[Weights], shares: list[float]) -> Weights:
+    """The mean as one writes it down."""
+    total = sum(shares)
+    made = {name: tensor * (shares[0] / total) for name, tensor in items[0].items()}
+    for item, share in zip(items[1:], shares[1:], strict=True):
+        made = {name: tensor + item[name] * (share / total) for name, tensor in made.items()}
+    return made
+
+
+def same_bits(left: Weights, right: Weights) -> bool:
+    return list(left) == list(right) and all(
+        left[n].dtype == right[n].dtype and torch.equal(left[n], right[n]) for n in left
+    )
+
+
+def test_a_mean_has_the_bits_of_products_added_one_after_another() -> None:
+    kinds = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    for count in (1, 2, 5):
+        items = [tensors(name, *kinds) for name in range(count)]
+        shares = [0.1 + 3.7 * name for name in range(count)]
+        assert same_bits(algebra.mean(items, shares), one_by_one(items, shares))
+
+
+def test_a_mean_pairs_tensors_by_name_whatever_their_order() -> None:
+    first, second = tensors(0, torch.float32), tensors(1, torch.float32)
+    turned = dict(reversed(second.items()))
+    assert same_bits(algebra.mean([first, turned]), one_by_one([first, second], [1, 1]))
+
+
+def test_a_mean_of_tensors_that_differ_in_kind_or_lie_otherwise_is_the_same() -> None:
+    first, second = tensors(0, torch.float32), tensors(1, torch.float32)
+    second = {name: tensor.double() for name, tensor in second.items()}
+    assert same_bits(algebra.mean([first, second], [1, 2]), one_by_one([first, second], [1, 2]))
+    items = [
+        {"w": torch.randn(4, 3, generator=generator(i)).t(), "v": torch.ones(3)} for i in (0, 1)
+    ]
+    made = algebra.mean(items, [1, 2])
+    assert same_bits(made, one_by_one(items, [1, 2])) and made["w"].stride() == (1, 3)
+
+
+def test_the_tensors_of_a_mean_share_no_memory() -> None:
+    made = algebra.mean([tensors(0, torch.float32), tensors(1, torch.float32)])
+    places = [tensor.untyped_storage().data_ptr() for tensor in made.values() if tensor.numel()]
+    assert len(set(places)) == len(places)
 
 
 def test_products_by_hand() -> None:

@@ -71,6 +71,25 @@ def test_bytes_are_normalised_by_hand() -> None:
     assert stored.flatten().tolist() == [0, 51, 102, 255]
 
 
+def test_a_batch_has_the_bits_of_indexing_and_the_stored_bytes_stay() -> None:
+    stored = torch.randint(0, 256, (9, 3, 4, 4), dtype=torch.uint8, generator=generator(0))
+    before, shape = stored.clone(), (-1, 1, 1)
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.7, 0.9])
+    held = Pool(stored, torch.arange(9), mean.reshape(shape), std.reshape(shape))
+    for rows in (torch.tensor([4, 0, 4]), torch.tensor([[8, 1], [2, 2]]), torch.tensor(3)):
+        x, y = held.all().take(rows)
+        by_hand = (stored[rows].float() / 255.0 - mean.reshape(shape)) / std.reshape(shape)
+        assert torch.equal(x, by_hand) and torch.equal(y, rows)
+    assert torch.equal(stored, before)
+
+
+def test_floats_that_are_normalised_are_not_written_into() -> None:
+    stored = torch.tensor([[1.0], [3.0]])
+    held = Pool(stored, torch.arange(2), torch.tensor(1.0), torch.tensor(2.0))
+    assert held.normalised(stored).tolist() == [[0.0], [1.0]]
+    assert stored.tolist() == [[1.0], [3.0]]
+
+
 def test_bytes_without_mean_and_deviation_lie_between_zero_and_one() -> None:
     x = Pool(torch.tensor([[0], [255]], dtype=torch.uint8), torch.tensor([0, 0])).all().all().x
     assert x.flatten().tolist() == [0, 1]

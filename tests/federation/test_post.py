@@ -23,6 +23,7 @@ from fedstill.core import (
     at_server,
 )
 from fedstill.core.errors import BadMessage
+from fedstill.core.trees import SMALL
 from fedstill.engines.engine import Outcome
 from fedstill.federation.post import Post, not_finite
 from fedstill.federation.topology import Complete, Ring, Star
@@ -245,6 +246,66 @@ def test_only_floating_point_numbers_are_looked_at():
     bad = Word(torch.tensor([1.0]), torch.tensor([1]), 1, torch.tensor([1.0, float("nan")]))
     assert not_finite(bad) == ["more"]
     assert not_finite(Word(torch.zeros(0), torch.zeros(0, dtype=torch.long), 1)) == []
+
+
+class Weighty(Message):
+    """Tensors of any size and kind."""
+
+    tensors: dict[str, Tensor]
+
+
+def ones(size: int, *others: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Ones of which the last are replaced."""
+    made = torch.ones(size, dtype=dtype)
+    made[size - len(others) :] = torch.tensor(others, dtype=dtype)
+    return made
+
+
+INFINITE, NAN = float("inf"), float("nan")
+SIZES = (3, SMALL, SMALL + 1)
+KINDS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("others", [(INFINITE,), (-INFINITE,), (NAN,), (INFINITE, -INFINITE)])
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_single_bad_entry_is_found_in_tensors_of_every_size(size, dtype, others):
+    bad = ones(size, *others, dtype=dtype)
+    for place in ("first", "last"):
+        named = {"a": ones(5), "b": ones(SMALL + 7), "whole": torch.arange(4)}
+        named = {"bad": bad, **named} if place == "first" else {**named, "bad": bad}
+        assert not_finite(Weighty(named)) == ["tensors.bad"]
+
+
+def test_infinities_of_two_tensors_do_not_cancel():
+    named = {"up": ones(3, INFINITE), "fine": ones(3), "down": ones(3, -INFINITE)}
+    assert not_finite(Weighty(named)) == ["tensors.up", "tensors.down"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", KINDS)
+def test_large_numbers_whose_sum_overflows_are_finite(size, dtype):
+    largest = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
+    assert not_finite(Weighty({"large": largest, "more": -largest, "one": ones(1)})) == []
+    assert not_finite(Weighty({"large": largest, "bad": ones(3, NAN)})) == ["tensors.bad"]
+
+
+def test_a_half_is_checked_beside_doubles_it_cannot_hold():
+    large = torch.full((3,), 1e300, dtype=torch.float64)
+    named = {"half": ones(3, dtype=torch.float16), "double": large}
+    assert not_finite(Weighty(named)) == []
+
+
+def test_tensors_without_entries_and_views_are_checked_too():
+    table = torch.ones(4, 6)
+    table[3, 5] = NAN
+    named = {
+        "none": torch.zeros(0, 3),
+        "turned": table.t(),
+        "cut": table[:, :5],
+        "one": table[3, 5],
+    }
+    assert not_finite(Weighty(named)) == ["tensors.turned", "tensors.one"]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,16 +23,48 @@ def mean(items: Sequence[T], weights: Sequence[float] | None = None) -> T:
     total = sum(shares)
     if not items or total <= 0:
         raise ValueError(f"a mean needs items and a positive total weight, got {shares}")
+    shares = [share / total for share in shares]
+    columns = trees.columns(items)
+    means = [rows[0] for rows in columns]
+    for places in _groups(columns):
+        kin = [columns[place] for place in places]
+        if len(kin) == 1:
+            means[places[0]] = _weighted(kin[0], shares)
+            continue
+        laid = (trees.laid_together(rows) for rows in zip(*kin, strict=True))
+        pieces = torch.split(_weighted(laid, shares), [rows[0].numel() for rows in kin])
+        for place, piece, rows in zip(places, pieces, kin, strict=True):
+            means[place] = piece.reshape(rows[0].shape).clone()
+    return trees.with_tensors(items[0], means)
 
-    def combine(*rows: Tensor) -> Tensor:
-        if not rows[0].is_floating_point():
-            return rows[0]
-        out = rows[0] * (shares[0] / total)
-        for row, share in zip(rows[1:], shares[1:], strict=True):
-            out = out + row * (share / total)
-        return out
 
-    return trees.map_tensors(combine, items[0], *items[1:])
+def _groups(columns: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    """The places of floating tensors: small ones of a kind together, any other alone."""
+    groups: dict[Any, list[int]] = {}
+    for place, rows in enumerate(columns):
+        first = rows[0]
+        if first.is_floating_point():
+            key = (first.dtype, first.device) if _small_and_alike(rows) else place
+            groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def _small_and_alike(rows: Sequence[Tensor]) -> bool:
+    first = rows[0]
+    if first.numel() > trees.SMALL or not first.is_contiguous():
+        return False
+    return all(row.shape == first.shape and row.dtype == first.dtype for row in rows)
+
+
+def _weighted(rows: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
+    """The sum of rows times shares, from first to last."""
+    terms = (row * share for row, share in zip(rows, shares, strict=True))
+    total = next(terms)
+    for term in terms:
+        # Not `add_` with an alpha, which would round a product and a sum once instead of twice.
+        fits = total.dtype == term.dtype and total.shape == term.shape
+        total = total.add_(term) if fits else total + term
+    return total
 
 
 def add(left: T, right: T, scale: float = 1.0) -> T:

@@ -38,13 +38,14 @@ class Pool:
 
     def take(self, rows: Tensor) -> Batch:
         """The examples at `rows`, which may have any shape."""
-        return Batch(self.normalised(self.stored[rows]), self.labels[rows])
+        return Batch(self.normalised(chosen(self.stored, rows)), chosen(self.labels, rows))
 
     def normalised(self, stored: Tensor) -> Tensor:
-        x = stored.float().div_(255.0) if stored.dtype == torch.uint8 else stored
-        if self.mean is not None and self.std is not None:
-            x = (x - self.mean) / self.std
-        return x
+        bytes = stored.dtype == torch.uint8
+        x = stored.float().div_(255.0) if bytes else stored
+        if self.mean is None or self.std is None:
+            return x
+        return x.sub_(self.mean).div_(self.std) if bytes else (x - self.mean) / self.std
 
     def all(self) -> Data:
         """Everything in this pool."""
@@ -53,6 +54,15 @@ class Pool:
     def to(self, device: torch.device | str) -> Pool:
         moved = [t if t is None else t.to(device) for t in (self.mean, self.std)]
         return Pool(self.stored.to(device), self.labels.to(device), moved[0], moved[1])
+
+
+def chosen(table: Tensor, rows: Tensor) -> Tensor:
+    """table[rows], for rows counted from the front; on a CPU quicker than general indexing."""
+    if table.device.type != "cpu":
+        return table[rows]
+    if rows.dim() == 1:
+        return table.index_select(0, rows)
+    return table.index_select(0, rows.reshape(-1)).reshape(rows.shape + table.shape[1:])
 
 
 class Part(NamedTuple):
@@ -214,7 +224,7 @@ class Data:
     def take(self, index: Tensor) -> Batch:
         """The examples at `index` (any shape), gathered from whichever part holds them."""
         if len(self.parts) == 1:
-            return self.parts[0].pool.take(self.parts[0].rows[index])
+            return self.parts[0].pool.take(chosen(self.parts[0].rows, index))
         x: Tensor | None = None
         y: Tensor | None = None
         low = 0

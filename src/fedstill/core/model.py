@@ -116,7 +116,8 @@ class Network:
 
     def on(self, device: torch.device | str) -> Self:
         """The same network, its fresh weights made for a device."""
-        return replace(self, device=device)
+        there = torch.device(device) == torch.device(self.device)
+        return self if there else replace(self, device=device)
 
     def floats(self) -> dict[str, int]:
         """Numbers by kind: `parameters` and `buffers`."""

@@ -52,13 +52,13 @@ class Record:
         """Numbers by field, as papers count them: None is zero, a scalar one, positions zero."""
         skipped = positional_fields(type(self))
         return {
-            field.name: 0 if field.name in skipped else _numbers(getattr(self, field.name))
-            for field in fields(self)  # type: ignore[arg-type]
+            name: 0 if name in skipped else _numbers(getattr(self, name))
+            for name in field_names(type(self))
         }
 
     def bytes(self) -> dict[str, int]:
         """Payload by field: every tensor's own size, eight for a number, a text's length."""
-        return {field.name: _bytes(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: _bytes(getattr(self, name)) for name in field_names(type(self))}
 
     def replace(self, **changes: Any) -> Self:
         """The same record with some fields changed."""
@@ -96,7 +96,7 @@ def _extended(kind: Any, doc: str, more: tuple[tuple[str, Any], ...]) -> Any:
 
 def grown(record: Record, kind: type[R], **more: Any) -> R:
     """A record as one of a kind that has its fields and more."""
-    held = {field.name: getattr(record, field.name) for field in fields(record)}  # type: ignore[arg-type]
+    held = {name: getattr(record, name) for name in field_names(type(record))}
     return kind(**{**held, **more})
 
 
@@ -105,9 +105,25 @@ def record_hints(kind: type[Record]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+def field_names(kind: type[Record]) -> tuple[str, ...]:
+    """The names of a record's fields, in order."""
+    key: Any = kind
+    return _names(key)
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def positional_fields(kind: type[Record]) -> frozenset[str]:
     """Names of the fields whose numbers a fixed order would imply."""
+    key: Any = kind
+    return _positional(key)
 
+
+@cache
+def _positional(kind: Any) -> frozenset[str]:
     def marked(hint: Any) -> bool:
         if get_origin(hint) is Annotated and POSITIONAL in get_args(hint)[1:]:
             return True
@@ -130,7 +146,7 @@ def _numbers(value: Any) -> int:
 
 def _bytes(value: Any) -> int:
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+        return value.nbytes
     if isinstance(value, Record):
         return sum(value.bytes().values())
     if isinstance(value, dict):

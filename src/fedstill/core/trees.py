@@ -12,20 +12,26 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 T = TypeVar("T")
+
+SMALL = 2**14  # entries of a tensor that is sooner copied than given an operation of its own
 
 
 def map_tensors(function: Callable[..., Any], tree: T, *others: T) -> T:
     """The same tree with `function` applied to each tensor (and its counterparts in `others`)."""
+    made: Any
     if isinstance(tree, Tensor):
-        return cast(T, function(tree, *others))
+        made = function(tree, *others)
+        return made  # type: ignore[no-any-return]
     if isinstance(tree, dict):
+        twins: Sequence[Any] = others
         made = {
-            key: map_tensors(function, tree[key], *(cast(Any, o)[key] for o in others))
-            for key in tree
+            key: map_tensors(function, item, *[twin[key] for twin in twins])
+            for key, item in tree.items()
         }
-        return cast(T, made)
+        return made  # type: ignore[no-any-return]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         made_fields = [map_tensors(function, *parts) for parts in zip(tree, *others, strict=True)]
         return cast(T, type(tree)(*made_fields))
@@ -68,7 +74,41 @@ def named_tensors(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors of a tree, in the order of `named_tensors`."""
-    return [tensor for _, tensor in named_tensors(tree)]
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _collect(item, found)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            _collect(getattr(tree, field.name), found)
+
+
+def columns(trees: Sequence[Any]) -> list[tuple[Tensor, ...]]:
+    """For each tensor of the first tree, itself and its counterparts in the others."""
+    found: list[tuple[Tensor, ...]] = []
+
+    def note(*rows: Tensor) -> Tensor:
+        found.append(rows)
+        return rows[0]
+
+    map_tensors(note, trees[0], *trees[1:])
+    return found
+
+
+def laid_together(tensors: Sequence[Tensor]) -> Tensor:
+    """The entries of many tensors in one."""
+    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return flat
 
 
 def with_tensors(tree: T, values: Sequence[Tensor]) -> T:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 
+from fedstill.core import trees
 from fedstill.core.errors import BadMessage
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
@@ -156,9 +158,21 @@ def _by_message(
 
 
 def not_finite(message: Message) -> list[str]:
-    """Names of the tensors that hold NaN or infinity; one look at the device for all of them."""
-    named = {n: t for n, t in message.tensors().items() if t.is_floating_point() and t.numel()}
-    if not named:
+    """Names of the tensors that hold NaN or infinity; one look at the device for all of them.
+
+    What is added to NaN or infinity is never finite again, so a finite sum clears a tensor in one
+    quick pass. Another sum may have overflowed: then every entry is looked at.
+    """
+    floating = [tensor for tensor in trees.tensors(message) if tensor.is_floating_point()]
+    if not floating:
         return []
-    fine = torch.stack([torch.isfinite(tensor).all() for tensor in named.values()]).tolist()
-    return [name for name, good in zip(named, fine, strict=True) if not good]
+    small = [tensor for tensor in floating if tensor.numel() <= trees.SMALL]
+    pieces = [tensor for tensor in floating if tensor.numel() > trees.SMALL]
+    with torch.no_grad():
+        pieces += [trees.laid_together(small)] if small else []
+        sums = torch.stack([piece.sum() for piece in pieces]).tolist()
+    if all(map(math.isfinite, sums)):
+        return []
+    names = [name for name, t in trees.named_tensors(message) if t.is_floating_point()]
+    fine = torch.stack([torch.isfinite(tensor).all() for tensor in floating]).tolist()
+    return [name for name, good in zip(names, fine, strict=True) if not good]

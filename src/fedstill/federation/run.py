@@ -12,6 +12,7 @@ from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Engine, Outcome
+from fedstill.engines.host import memory_kept
 from fedstill.federation.evaluate import evaluate
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.post import Post
@@ -34,6 +35,7 @@ Watch = Callable[[Progress], None]
 Save = Callable[[int], None]
 
 
+@memory_kept()
 def run(
     experiment: Experiment,
     engine: Engine,

@@ -73,13 +73,15 @@ class FolderLog:
 
     def write(self, event: Event) -> None:
         """Add one row to the table of its kind."""
-        with _refusing(self.folder):
+        try:
             if isinstance(event, Number):
                 self._metrics.writerow(_cells(event))
             elif isinstance(event, Traffic):
                 self._messages.writerow(_cells(event))
             else:
                 self._notes.writerow(_cells(event))
+        except OSError as error:
+            raise _refusal(error, self.folder) from error
 
     def flush(self) -> None:
         """Return when all rows so far are on the disk."""
@@ -225,7 +227,11 @@ def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where, reason = error.filename or path, error.strerror or str(error)
-        raise RunFolderError(
-            f"cannot write {where}: {reason}; choose a folder that can be written, with space left"
-        ) from error
+        raise _refusal(error, path) from error
+
+
+def _refusal(error: OSError, path: Path) -> RunFolderError:
+    where, reason = error.filename or path, error.strerror or str(error)
+    return RunFolderError(
+        f"cannot write {where}: {reason}; choose a folder that can be written, with space left"
+    )

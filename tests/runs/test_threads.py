@@ -1,0 +1,58 @@
+"""Threads of a run: the recipe's number, one for light networks, and given back at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill import runs
+from fedstill.build import LIGHT, chosen_threads, work
+from fedstill.config import checked
+from fedstill.models import MLP, MODELS, ConvNet
+from small_recipes import tables
+
+CPU = torch.device("cpu")
+HEAVY = ConvNet((3, 32, 32), 10)
+
+
+@pytest.fixture(autouse=True)
+def three_threads() -> Iterator[None]:
+    """What torch has of itself, for these tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_work_is_counted_for_one_example() -> None:
+    assert work(MLP((1, 4, 4), 3, hidden=(5,))) == 2 * (16 * 5 + 5 * 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_can_be_counted(name: str) -> None:
+    assert work(MODELS[name]((3, 32, 32), 10)) > 0
+
+
+def test_light_networks_get_one_thread_and_heavy_ones_what_torch_has() -> None:
+    light = MLP((1, 28, 28), 10)
+    assert work(light) < LIGHT < work(HEAVY)
+    assert chosen_threads(CPU, [light]) == 1
+    assert chosen_threads(CPU, [light, HEAVY]) == 3
+    assert chosen_threads(torch.device("cuda"), [light]) == 3
+
+
+@pytest.mark.parametrize(("told", "used"), [({}, 1), ({"threads": 2}, 2)])
+def test_a_run_writes_its_threads_down_and_gives_them_back(
+    tmp_path: Path, told: dict[str, Any], used: int
+) -> None:
+    (recipe,) = checked(tables(tmp_path, run={**told, "rounds": 1}))
+    folder = runs.begin(recipe, tmp_path / "run")
+    assert json.loads((folder / "environment.json").read_text())["threads"] == used
+    assert torch.get_num_threads() == 3
+    runs.resume(folder, ["run.rounds=2"])
+    assert torch.get_num_threads() == 3
