@@ -22,6 +22,24 @@ class Optimizer(Protocol):
     def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]: ...
 
 
+def _times(tensors: list[Tensor], factor: float) -> list[Tensor]:
+    """Each tensor times a factor; in one operation for all, but under `torch.func`."""
+    if _wrapped(tensors):
+        return [tensor * factor for tensor in tensors]
+    return list(torch._foreach_mul(tensors, factor))
+
+
+def _sum(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    """Each tensor plus its counterpart."""
+    if _wrapped(left) or _wrapped(right):
+        return [a + b for a, b in zip(left, right, strict=True)]
+    return list(torch._foreach_add(left, right))
+
+
+def _wrapped(tensors: list[Tensor]) -> bool:
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+
+
 @dataclass(frozen=True)
 class SGD:
     """v ← momentum · v + (g + decay · w);  w ← w - lr · v (v starts at the first gradient)."""
@@ -34,12 +52,16 @@ class SGD:
         return trees.map_tensors(torch.zeros_like, value) if self.momentum else ()
 
     def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        columns = trees.columns([value, gradient, memory] if self.momentum else [value, gradient])
+        if not columns:  # nothing to move
+            return value, memory
+        moving, slopes, *speeds = (list(column) for column in zip(*columns, strict=True))
         if self.weight_decay:
-            gradient = trees.map_tensors(lambda g, w: g + self.weight_decay * w, gradient, value)
+            slopes = _sum(slopes, _times(moving, self.weight_decay))
         if self.momentum:
-            memory = trees.map_tensors(lambda v, g: self.momentum * v + g, memory, gradient)
-            gradient = memory
-        return trees.map_tensors(lambda w, g: w - self.lr * g, value, gradient), memory
+            slopes = _sum(_times(speeds[0], self.momentum), slopes)
+            memory = trees.with_tensors(value, slopes)
+        return trees.with_tensors(value, _sum(moving, _times(slopes, -self.lr))), memory
 
 
 @dataclass(frozen=True)
