@@ -20,7 +20,7 @@ NAMES = [f"{path.parent.name}/{path.stem}" for path in RECIPES]
 
 def test_there_are_recipes_of_every_paper() -> None:
     assert {path.parent.name for path in RECIPES} >= {
-        "desa", "feddm", "fedlgd", "feddualmatch"
+        "desa", "dfrd", "feddm", "fedlgd", "feddualmatch"
     }  # fmt: skip
 
 
