@@ -677,3 +677,20 @@ def test_short_loops_are_not_recorded() -> None:
     engine = Replayed(Invented(), vectors(), seed=3)
     engine.play(Invented().learn, 1, dict.fromkeys(engine.everybody.clients, Inbox()))
     assert engine.recorder is not None and not engine.recorder.known
+
+
+@dataclass(frozen=True)
+class Overflowing(Invented):
+    """One client tells infinity; the numbers of all are too large to be added."""
+
+    async def told(self, client: Node[Memory]) -> Told:
+        weights = {name: torch.full_like(w, 3e38) for name, w in client.state.weights.items()}
+        return Told(weights, torch.tensor([float("inf") if client.id == "c2" else 1.0]))
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_engines_look_for_messages_that_are_not_finite(engine: type[InProcess]) -> None:
+    world = vectors()
+    outcomes, _ = played(Overflowing(), world, engine, rounds=1)
+    found = {node: out.bad for node, out in outcomes[0].items()}
+    assert found == {node: ["extra"] if node == "c2" else [] for node in world.clients}

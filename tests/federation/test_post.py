@@ -22,10 +22,11 @@ from fedstill.core import (
     at_clients,
     at_server,
 )
+from fedstill.core.algebra import not_finite
 from fedstill.core.errors import BadMessage
 from fedstill.core.trees import SMALL
 from fedstill.engines.engine import Outcome
-from fedstill.federation.post import Post, not_finite
+from fedstill.federation.post import Post
 from fedstill.federation.topology import Complete, Ring, Star
 from fedstill.logbook.events import Traffic
 from fedstill.logbook.writer import MemoryLog
@@ -323,3 +324,21 @@ def test_messages_are_counted_after_the_channel_and_lost_ones_not_at_all():
     assert mail[SERVER]["a"].values.tolist() == [1.0]
     assert [row.floats for row in posted.log.messages if row.field == "values"] == [1]
     assert [(note.kind, note.node) for note in posted.log.notes] == [("lost", "b")]
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """A channel that breaks what passes."""
+
+    def carry(self, message: Word, sender: str, round: int, step: str) -> Word | None:
+        return message.replace(values=message.values * NAN)
+
+
+def test_what_an_engine_found_is_believed_until_a_channel_changes_the_message():
+    found = {"a": Outcome(word(), bad=[]), "b": Outcome(word(NAN), bad=["values"])}
+    posted = Posted(options={"bad_messages": "leave_out"})
+    mail = posted.post.deliver(1, METHOD.hear, METHOD.collect, found, NAMES)
+    assert heard(mail) == {SERVER: "a"}
+    posted = Posted(options={"bad_messages": "leave_out", "channels": [Breaking()]})
+    assert posted.post.deliver(1, METHOD.hear, METHOD.collect, found, NAMES) == {}
+    assert [note.node for note in posted.log.notes] == ["a", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -112,3 +113,24 @@ def square(tree: T) -> Tensor:
 def parameters(weights: Weights) -> Weights:
     """The trainable part of a state dict."""
     return {name: tensor for name, tensor in weights.items() if not is_buffer(name)}
+
+
+def not_finite(tree: Any) -> list[str]:
+    """Names of the tensors that hold NaN or infinity; one look at the device for all of them.
+
+    What is added to NaN or infinity is never finite again, so a finite sum clears a tensor in one
+    quick pass. Another sum may have overflowed: then every entry is looked at.
+    """
+    floating = [tensor for tensor in trees.tensors(tree) if tensor.is_floating_point()]
+    if not floating:
+        return []
+    small = [tensor for tensor in floating if tensor.numel() <= trees.SMALL]
+    pieces = [tensor for tensor in floating if tensor.numel() > trees.SMALL]
+    with torch.no_grad():
+        pieces += [trees.laid_together(small)] if small else []
+        sums = torch.stack([piece.sum() for piece in pieces]).tolist()
+    if all(map(math.isfinite, sums)):
+        return []
+    names = [name for name, t in trees.named_tensors(tree) if t.is_floating_point()]
+    fine = torch.stack([torch.isfinite(tensor).all() for tensor in floating]).tolist()
+    return [name for name, good in zip(names, fine, strict=True) if not good]

@@ -30,6 +30,7 @@ class Outcome:
     spent: Sequence[Any] = ()
     rejected: Mapping[NodeId, str] = field(default_factory=dict)  # senders it went on without
     absent: str | None = None  # why the node did not act
+    bad: Sequence[str] | None = None  # tensors of the message with NaN or infinity, if looked at
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstill.core import algebra
 from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Inbox, Node, Store
-from fedstill.core.records import NodeId, State
+from fedstill.core.records import Message, NodeId, State
 from fedstill.engines.engine import (
     Absences,
     Everybody,
@@ -143,7 +144,11 @@ class InProcess:
         return self.absences(self.method, step.name, round, id) if self.absences else None
 
     def _committed(self, node: Node[Any], message: Any) -> Outcome:
-        """Keep the memory of a step that succeeded; move its numbers to the host."""
+        """Keep the memory of a step that succeeded; move its numbers to the host.
+
+        A message is looked at now, since a moment later the processor has to fetch it again.
+        """
         self.states[node.id] = node.state
         numbers = {name: float(number) for name, number in node.numbers.items()}
-        return Outcome(message, numbers, tuple(node.spent), dict(node.rejected))
+        bad = algebra.not_finite(message) if isinstance(message, Message) else None
+        return Outcome(message, numbers, tuple(node.spent), dict(node.rejected), bad=bad)

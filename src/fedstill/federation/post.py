@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-import torch
-
-from fedstill.core import trees
+from fedstill.core.algebra import not_finite
 from fedstill.core.errors import BadMessage
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
@@ -27,7 +24,10 @@ class Hearing(Protocol):
 
 
 class Channel(Protocol):
-    """Acts on one message in flight: coding, noise, loss. Returns None for a lost message."""
+    """Acts on one message in flight: coding, noise, loss. Returns None for a lost message.
+
+    Nothing is written into a message: a changed one is a new one.
+    """
 
     def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message | None: ...
 
@@ -62,7 +62,7 @@ class Post:
         mail: dict[NodeId, dict[NodeId, Message]] = {}
         for sender, outcome in sorted(outcomes.items()):
             for message, hearers in self._spoken(step, following, sender, outcome, awake):
-                carried = self._carried(message, sender, round, step)
+                carried = self._carried(message, outcome.bad, sender, round, step)
                 if carried is None:
                     continue
                 if list(hearers) != [sender]:  # what a server says to itself does not travel
@@ -94,15 +94,22 @@ class Post:
         else:
             yield outcome.message, reached
 
-    def _carried(self, message: Message, sender: NodeId, round: int, step: Step) -> Message | None:
-        """The message after the channels, or None if it is lost or left out."""
+    def _carried(
+        self, message: Message, bad: Sequence[str] | None, sender: NodeId, round: int, step: Step
+    ) -> Message | None:
+        """The message after the channels, or None if it is lost or left out.
+
+        `bad` is what an engine found in it; what a channel changed is looked at again.
+        """
         for channel in self.channels:
             carried = channel.carry(message, sender, round, step.name)
             if carried is None:
                 self.logbook.write(Note(round, "lost", sender, f"{step.name}: lost on the way"))
                 return None
-            message = carried
-        bad = not_finite(message)
+            if carried is not message:
+                message, bad = carried, None
+        if bad is None:
+            bad = not_finite(message)
         if not bad:
             return message
         text = (
@@ -155,24 +162,3 @@ def _by_message(
         if hearer in reached:
             groups.setdefault(id(message), (message, []))[1].append(hearer)
     return list(groups.values())
-
-
-def not_finite(message: Message) -> list[str]:
-    """Names of the tensors that hold NaN or infinity; one look at the device for all of them.
-
-    What is added to NaN or infinity is never finite again, so a finite sum clears a tensor in one
-    quick pass. Another sum may have overflowed: then every entry is looked at.
-    """
-    floating = [tensor for tensor in trees.tensors(message) if tensor.is_floating_point()]
-    if not floating:
-        return []
-    small = [tensor for tensor in floating if tensor.numel() <= trees.SMALL]
-    pieces = [tensor for tensor in floating if tensor.numel() > trees.SMALL]
-    with torch.no_grad():
-        pieces += [trees.laid_together(small)] if small else []
-        sums = torch.stack([piece.sum() for piece in pieces]).tolist()
-    if all(map(math.isfinite, sums)):
-        return []
-    names = [name for name, t in trees.named_tensors(message) if t.is_floating_point()]
-    fine = torch.stack([torch.isfinite(tensor).all() for tensor in floating]).tolist()
-    return [name for name, good in zip(names, fine, strict=True) if not good]
