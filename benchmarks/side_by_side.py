@@ -191,7 +191,7 @@ def export(
     folder: Path, name: str, clients: int, data_dir: Path | None, size: int | None = None
 ) -> dict[str, Any]:
     """A data set split evenly over clients, written for the other systems; keys of a `Work`."""
-    where = None if data_dir is None else str(data_dir)
+    where = None if data_dir is None else str(data_dir.resolve())  # workers start elsewhere
     try:
         found = load(
             name, data_dir=where, size=size, partition={"kind": "iid", "clients": clients}, seed=0

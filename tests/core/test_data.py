@@ -236,3 +236,14 @@ def test_examples_without_classes_are_known_by_their_place() -> None:
     assert batch.y.tolist() == [2, 1]
     assert batch.x.flatten().tolist() == pytest.approx([1.6, 0.0])
     assert public.subset(torch.tensor([1, 2])).labels.tolist() == [1, 2]
+
+
+def test_batches_made_ahead_are_those_made_one_by_one() -> None:
+    data = of(pool(0, 20), *range(11)) + of(pool(50, 9), *range(8))
+    plan = data.batches(4, generator(0, "ahead"))  # four batches of 4 and one of 3
+    four = plan.ahead(0, 4)
+    assert four is not None
+    for step in range(4):
+        assert torch.equal(four.x[step], plan[step].x) and torch.equal(four.y[step], plan[step].y)
+    assert plan.ahead(1, 4) is None  # the last one is smaller
+    assert Made(3, lambda step: step).ahead(0, 2) is None

@@ -653,6 +653,35 @@ def test_a_step_is_recorded_once_for_each_shape_of_batch(monkeypatch: pytest.Mon
     assert len(seen) == 2  # batches of 6, and the last of 2
 
 
+def test_steps_with_batches_of_one_shape_are_recorded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorded, "TOGETHER", 4)
+    world = vectors((59, 59))  # nine batches of 6 and one of 5
+    engine = Replayed(Invented(), world, seed=3)
+    seen: list[int] = []
+    assert engine.recorder is not None
+
+    def counted(step: Callable[[], None]) -> Replay:
+        number = len(seen)
+        seen.append(0)
+
+        def replay() -> None:
+            seen[number] += 1
+            step()
+
+        step()
+        return replay
+
+    engine.recorder.record = counted
+    inboxes = dict.fromkeys(engine.everybody.clients, Inbox())
+    found = engine.play(Invented().learn, 1, inboxes)
+    assert seen == [4, 2, 2]  # for two clients: two fours, one alone, the last
+    plain = InProcess(Invented(), world, seed=3).play(Invented().learn, 1, inboxes)
+    for node, outcome in plain.items():
+        assert_equal(outcome.message, found[node].message)
+
+
 def test_a_step_that_cannot_be_recorded_is_run_step_by_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -673,7 +702,8 @@ def test_a_step_that_cannot_be_recorded_is_run_step_by_step(
     assert len(attempts) == 1
 
 
-def test_short_loops_are_not_recorded() -> None:
+def test_short_loops_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "WORTHWHILE", 100)
     engine = Replayed(Invented(), vectors(), seed=3)
     engine.play(Invented().learn, 1, dict.fromkeys(engine.everybody.clients, Inbox()))
     assert engine.recorder is not None and not engine.recorder.known

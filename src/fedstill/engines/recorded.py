@@ -27,8 +27,8 @@ Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
 Ended = tuple[Any, Tensor]  # the carry at the end of a loop, and the mean loss
 
-WORTHWHILE = 8  # steps; recording costs a few of them
-TOGETHER = 8  # steps in one recording, where their batches are made at once
+WORTHWHILE = 4  # steps; recording costs about three, once for many rounds
+TOGETHER = 4  # steps in one recording, where their batches are made at once
 
 
 class Unrecordable(Exception):
