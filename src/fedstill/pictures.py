@@ -21,6 +21,7 @@ from fedstill.logbook.reader import Run
 
 MOST_GALLERIES = 10  # clients whose synthetic images are drawn
 IMAGINED = 10  # images of each class that a server's generator makes
+STAGES = 10  # rounds after which they are drawn, at most
 Labelled = tuple[Tensor, Tensor]  # images and labels
 
 
@@ -88,13 +89,31 @@ def draw_sets(built: Built, target: Path, gallery: Gallery) -> list[Path]:
             path = target / f"synthetic-{safe(site.name)}.png"
             shown = side_by_side([grid(*part, len(classes)) for part in parts.values()])
             drawn.append(grids.image_grid(shown, classes, path, mean=site.mean, std=site.std))
+    return [*drawn, *draw_imagined(built, target / "synthetic-server.png")]
+
+
+def draw_on_the_way(built: Built, target: Path, round: int) -> list[Path]:
+    """What the server's generator makes before the end, at most ten times, spread evenly."""
+    rounds = built.recipe.run.rounds
+    if round in (0, rounds) or round % -(-rounds // STAGES):
+        return []
+    return draw_imagined(built, target / f"synthetic-server-round-{round:03d}.png")
+
+
+def draw_imagined(built: Built, path: Path) -> list[Path]:
+    """Images of each class by the server's generator, always from the same noise."""
+    if not drawable(built):
+        return []
     server = built.engine.node(SERVER, built.recipe.run.rounds, "pictures")
     made = built.recipe.method.imagined(server, IMAGINED)
-    if made is not None:  # in a range of their own, so each image fills that of the picture
-        images, labels = (part.detach().cpu() for part in made)
-        path = target / "synthetic-server.png"
-        drawn.append(grids.image_grid(grid(images, labels, len(classes)), classes, path))
-    return drawn
+    if made is None:
+        return []
+    from fedstill.report import grids
+
+    images, labels = (part.detach().cpu() for part in made)
+    classes = built.collection.class_names
+    # In a range of their own, so each image fills that of the picture.
+    return [grids.image_grid(grid(images, labels, len(classes)), classes, path)]
 
 
 def kept_sets(state: State | None, classes: int) -> Mapping[str, Labelled]:

@@ -144,6 +144,7 @@ def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | No
         def save(round: int) -> None:
             nonlocal base
             ended = round == recipe.run.rounds
+            pictures.draw_on_the_way(built, folder / "pictures", round)
             if ended:
                 pictures.draw_sets(built, folder / "pictures", gallery)
             if ended or round % recipe.run.checkpoint_every == 0:

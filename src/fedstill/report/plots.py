@@ -97,6 +97,7 @@ def logged_by_round(runs: Sequence[Run], names: Sequence[str], path: Path | str)
         for trace in each:
             _draw_trace(axes, trace, methods.index(trace.method))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.ticklabel_format(axis="y", useOffset=False)
         axes.set_xlabel("round", fontsize=9.5)
         canvas.plain(axes)
         canvas.title(axes, name.replace("_", " ").replace(".", ": "), _seeds_of(each))
