@@ -14,8 +14,8 @@ from fedstill.core.node import SERVER
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import autograd_gradient
 from fedstill.methods.dense import Dense, Found, Search
-from fedstill.methods.finetune import Lesson, View
 from fedstill.parts.image_generators import Deconvolution, Upsampling
+from fedstill.parts.lessons import Lesson, View
 from methods.tuned import BASE, LITTLE, same, sent, server_of
 from worlds import pictures, played
 

@@ -26,13 +26,13 @@ from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedrolex import FedRolex
-from fedstill.methods.finetune import View
 from fedstill.methods.heterofl import HeteroFL
 from fedstill.methods.local import Local
 from fedstill.methods.moon import Moon
 from fedstill.methods.scaffold import Scaffold
 from fedstill.methods.vhl import VHL
 from fedstill.models import ConvNet
+from fedstill.parts.lessons import View
 from methods.tuned import BASE, FAST, LITTLE, aggregated, same, sent, server_of
 from worlds import World, experiment, pictures, played, vectors
 

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Method
 from fedstill.core.node import SERVER
 from fedstill.methods.fedftg import FedFTG
-from fedstill.methods.finetune import Lesson, View
 from fedstill.methods.scaffold import Scaffold
 from fedstill.parts.image_generators import Conditioned, Deconvolution
+from fedstill.parts.lessons import Lesson, View
 from fedstill.parts.losses import diversity
 from methods.tuned import BASE, FAST, LITTLE, same
 from worlds import pictures, played

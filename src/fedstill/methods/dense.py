@@ -19,20 +19,11 @@ from fedstill.core import Adam, Data, Loop, Made, Model, Node, Weights
 from fedstill.core.loop import Descent, Given, Gradient, joined, moved_part
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import (
-    VIEW,
-    Drawn,
-    FineTuner,
-    Lesson,
-    Losses,
-    Room,
-    Teaching,
-    View,
-    begun,
-)
+from fedstill.methods.finetune import VIEW, FineTuner, Room, Teaching
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Upsampling
+from fedstill.parts.lessons import Drawn, Lesson, Losses, View, begun
 from fedstill.parts.losses import row_divergences, transferability
 
 

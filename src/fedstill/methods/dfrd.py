@@ -16,10 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Made, Model, Node, Weights, algebra
 from fedstill.core.ranges import Fraction, NonNegative, Share
-from fedstill.methods.finetune import Drawn, FineTuner, Lesson, Teaching, View
+from fedstill.methods.finetune import FineTuner, Teaching
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.label_law import dynamic_shares, label_law
+from fedstill.parts.lessons import Drawn, Lesson, View
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
 
 

@@ -17,10 +17,11 @@ from torch.nn.functional import cross_entropy, log_softmax
 from fedstill.core import SGD, Adam, Model, Weights
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import FineTuner, Lesson, View
+from fedstill.methods.finetune import FineTuner
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
 from fedstill.parts.label_law import dynamic_shares, label_law
+from fedstill.parts.lessons import Lesson, View
 from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
 
 
