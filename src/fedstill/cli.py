@@ -60,8 +60,9 @@ def run(
     from fedstill import config, runs
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
-    recipes = config.checked(config.read_recipe(recipe, changes, quick=quick))
-    recipes = config.chosen(recipes, only or [])
+    labels = only or []
+    recipes = config.checked(config.read_recipe(recipe, changes, quick=quick, only=labels))
+    recipes = config.chosen(recipes, labels)
     numbers = [recipes[0].run.seed] if seeds is None else _seeds(seeds)
     pairs = runs.folders_for(recipes, numbers, out or Path("runs") / recipes[0].run.name)
     for _, folder in pairs:  # before the first of them starts

@@ -139,10 +139,17 @@ class Recipe:
         return {name: table for name, table in tables.items() if table}
 
 
-def read_recipe(path: Path | str, overrides: Sequence[str] = (), *, quick: bool = False) -> Table:
+def read_recipe(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    only: Sequence[str] = (),
+) -> Table:
     """The tables of a recipe file, or of its quick variant, with `key=value` overrides applied.
 
-    They are not yet checked, but for what the quick variant changes.
+    They are not yet checked, but for what the quick variant changes. Where labels are named in
+    `only`, overrides change those methods alone.
     """
     path = Path(path)
     try:
@@ -155,7 +162,22 @@ def read_recipe(path: Path | str, overrides: Sequence[str] = (), *, quick: bool 
         raise RecipeError(f"{path} is not a text in UTF-8: {error}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from error
-    return overridden(quickened(tables) if quick else tables, overrides)
+    return _overridden_for(quickened(tables) if quick else tables, overrides, only)
+
+
+def _overridden_for(tables: Table, overrides: Sequence[str], only: Sequence[str]) -> Table:
+    """As `overridden`, the methods of other labels as they were."""
+    methods = tables.get("method")
+    every = methods if isinstance(methods, list) else []
+    named = [isinstance(m, Mapping) and m.get("label", m.get("name")) in only for m in every]
+    if not any(named):
+        return overridden(tables, overrides)
+    picked = [method for method, meant in zip(every, named, strict=True) if meant]
+    changed = overridden({**tables, "method": picked}, overrides)
+    moved = iter(changed["method"])
+    changed["method"] = [next(moved) if is_meant else method
+                         for method, is_meant in zip(every, named, strict=True)]  # fmt: skip
+    return changed
 
 
 def overridden(tables: Table, overrides: Sequence[str]) -> Table:

@@ -13,7 +13,9 @@ import tomllib
 
 import pytest
 
+from fedstill import config
 from fedstill.cli import _said, joined_seeds
+from fedstill.core.errors import RecipeError
 from fedstill.federation.run import Progress
 from fedstill.toml import toml_text
 from small_recipes import FEDDM, fedstill, images_recipe, tables, write_recipe
@@ -87,6 +89,18 @@ def test_some_methods_of_a_recipe_can_be_picked_by_label(tmp_path):
     said = fedstill("run", recipe, "--only", "tow", "--out", tmp_path / "none")
     assert said.code != 0 and "did you mean 'two'?" in said.err
     assert not (tmp_path / "none").exists()
+
+
+def test_changes_are_for_the_methods_picked(tmp_path):
+    recipe = tmp_path / "two.toml"
+    each = '[[method]]\nname = "desa"\nlabel = "{}"\nanchors = "{}"\n'
+    data = 'data.name = "digits5"\nmodels.width = 4\n'
+    recipe.write_text(data + each.format("a", "generator") + each.format("b", "synthesised"))
+    change = ["method.quantize_anchors=true"]  # refused with anchors of a generator
+    first, second = config.checked(config.read_recipe(recipe, change, only=["b"]))
+    assert not first.method.quantize_anchors and second.method.quantize_anchors
+    with pytest.raises(RecipeError, match="anchors of a generator"):
+        config.checked(config.read_recipe(recipe, change))
 
 
 def test_a_run_goes_below_runs_under_its_name_unless_told(tmp_path, monkeypatch):
