@@ -128,10 +128,12 @@ class Lanes(Batched):
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """Recordable loops in lanes; what is left as `in_process` would."""
-        left = waiting
+        fit: list[Acting] = []
+        left: list[Acting] = []
+        for actor in waiting:
+            recordable = actor.waiting is not None and worthwhile(actor.waiting)
+            (fit if self.road is not None and recordable else left).append(actor)
         if self.road is not None:
-            fit = [actor for actor in waiting if actor.waiting and worthwhile(actor.waiting)]
-            left = [actor for actor in waiting if actor not in fit]
             left += self._side_by_side(self.road, step, round, fit)
         for actor in left:
             self._guarded(step, round, actor, lambda actor=actor: self._run_alone(actor))
