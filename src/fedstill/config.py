@@ -22,6 +22,7 @@ from fedstill.core.method import Method
 from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
 from fedstill.data import DATASETS, PARTITIONS
+from fedstill.engines.lanes import LANES
 from fedstill.federation.post import BadMessages
 from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHODS
@@ -102,7 +103,7 @@ class EngineTable:
 
     name: Literal["auto", "in_process", "lanes", "batched"] = "auto"
     stack_at_most: Count = 256
-    lanes: Count = 8  # loops that run beside each other on a GPU
+    lanes: Count = LANES  # loops that run beside each other on a GPU
     record: bool = True  # on a GPU, replay the steps of a loop from a recording
     precision: Precision = "tf32"  # of a GPU
     memory_limit: Whole | None = None  # bytes of clients' memories at hand; the rest lie on disk
