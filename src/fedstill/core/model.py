@@ -178,7 +178,7 @@ class Network:
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the unbiased variance of each channel."""
-    over, seen = [0, *range(2, x.dim())], x.detach()
+    over, seen = [0, *range(2, x.dim())], x.detach().float()
     return seen.mean(over), seen.var(over, unbiased=True)
 
 

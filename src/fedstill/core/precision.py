@@ -2,9 +2,9 @@
 
 `single`: every product in single precision. `tf32`: convolutions round their factors to ten bits
 and add up in single precision, as torch does unless told otherwise; matrix products stay exact.
-`half`: matrix products as convolutions, and networks that have kernels for it (ConvNet, where its
-weights are trained, its images matched or a pass says that rounding does no harm) in half
-precision: as many bits, half the memory. Evaluation is not rounded.
+`half`: matrix products as convolutions, and the maps of convolutional networks (ConvNet, AlexNet,
+conv4, preresnet18) in half precision, where weights are trained, images matched or a pass says that
+rounding does no harm: as many bits, half the memory. Evaluation is not rounded.
 """
 
 from __future__ import annotations

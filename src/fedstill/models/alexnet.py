@@ -12,6 +12,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.model import Laws, Model, conv_laws, linear_laws
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
+from fedstill.models.by_pixel import entered
 
 
 class _Block(NamedTuple):
@@ -57,12 +58,13 @@ class AlexNet(Model):
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
+        weights, x, back = entered(weights, x, first="conv0.weight", norm="none")
         for index, block in enumerate(_BLOCKS):
             weight, bias = weights[f"conv{index}.weight"], weights[f"conv{index}.bias"]
             x = F.relu(F.conv2d(x, weight, bias, padding=block.padding))
             if block.pooled:
                 x = F.max_pool2d(x, 2)
-            maps.append(x)
+            maps.append(back(x))
         return maps
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Law, Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.records import Weights
+from fedstill.models.by_pixel import entered
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -54,10 +55,12 @@ class Conv4(Scalable):
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The maps of the blocks, then the pooled vector."""
         maps: list[Tensor] = []
+        weights, x, back = entered(weights, x, first="conv0.weight", norm=self.norm)
         for block in range(4):
-            weight, bias = weights[f"conv{block}.weight"], weights[f"conv{block}.bias"]
-            x = self.scaled(F.conv2d(x, weight, bias, padding=1))
+            # A norm by the batch takes any constant of a map away again; leaving it out is exact.
+            bias = None if self.norm == "static" else weights[f"conv{block}.bias"]
+            x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=1))
             x = F.relu(self.normalise(weights, f"norm{block}", x, self.norm))
             x = F.max_pool2d(x, 2) if block < 3 else x
-            maps.append(x)
-        return [*maps, x.mean((2, 3))]
+            maps.append(back(x))
+        return [*maps, maps[-1].mean((2, 3))]

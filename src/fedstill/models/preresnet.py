@@ -12,6 +12,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Law, Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.records import Weights
+from fedstill.models.by_pixel import entered
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -76,12 +77,13 @@ class PreResNet18(Scalable):
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector."""
         maps: list[Tensor] = []
+        weights, x, back = entered(weights, x, first="stem.weight", norm=self.norm)
         x = F.conv2d(x, weights["stem.weight"], padding=1)
         for index, block in enumerate(_blocks()):
             x = self._block(weights, block, x)
             if index % 2 == 1:
-                maps.append(x)
-        return [*maps, self._ready(weights, "norm", x).mean((2, 3))]
+                maps.append(back(x))
+        return [*maps, back(self._ready(weights, "norm", x).mean((2, 3)))]
 
     def _block(self, weights: Weights, block: _Block, x: Tensor) -> Tensor:
         name, stride = block.name, 2 if block.shortcut else 1
