@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedstill.data
@@ -79,6 +80,16 @@ def test_clients_of_a_partition_share_what_they_hold_out():
     assert all(site.test is held.sites[0].test for site in held.sites)
     assert sum(map(len, held.sites)) + len(held.sites[0].test) == 1500
     assert load("digits5", partition=split, hold_out=0.1, seed=3).digest() == held.digest()
+
+
+def test_what_clients_share_is_held_out_in_the_order_of_the_set_not_client_by_client():
+    split = {"kind": "dirichlet", "clients": 5, "alpha": 0.05}
+    held = load("digits5", partition=split, hold_out=0.3)
+    pool, aside = held.sites[0].pool, held.sites[0].test
+    used = np.sort(np.concatenate([site.rows for site in held.sites]))
+    rest = np.setdiff1d(np.arange(len(pool)), used)
+    assert np.array_equal(aside.labels, pool.labels[rest])
+    assert np.array_equal(aside.images, pool.images[rest])
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

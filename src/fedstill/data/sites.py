@@ -224,10 +224,16 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
     split = [
         stratified_split(site.labels, test_share=share, seed=seed) for site in collection.sites
     ]
-    aside: dict[int, list[Examples]] = {}
+    aside: dict[int, dict[int, tuple[Examples, list[NDArray[np.int64]]]]] = {}
     for site, (_, rows) in zip(collection.sites, split, strict=True):
-        aside.setdefault(id(site.test), []).append(site.pool.take(site.rows[rows]))
-    tests = {test: merged(parts) for test, parts in aside.items()}
+        pools = aside.setdefault(id(site.test), {})
+        pools.setdefault(id(site.pool), (site.pool, []))[1].append(site.rows[rows])
+    # In the order of the pool, not client by client: networks that go by the statistics of a batch
+    # would see the classes of one client after those of another.
+    tests = {
+        test: merged([pool.take(np.sort(np.concatenate(rows))) for pool, rows in pools.values()])
+        for test, pools in aside.items()
+    }
     sites = tuple(
         replace(site, rows=np.sort(site.rows[rows]), test=tests[id(site.test)])
         for site, (rows, _) in zip(collection.sites, split, strict=True)
