@@ -56,10 +56,11 @@ def test_a_pass_and_its_gradient_are_those_of_the_plain_operations(
     for one, other in zip(maps, exact_maps, strict=True):
         assert one.dtype == torch.float32
         assert torch.allclose(one, other, atol=0.02 if half else 1e-4)
+    floor = 1e-3 if half else 1e-5  # of sums that are nothing but rounding
     for name, other in exact.items():
         one, size = slopes[name], float(other.norm())
         assert one.dtype == torch.float32 and one.is_contiguous()
-        assert float((one - other).norm()) <= (0.15 if half else 1e-3) * size + 1e-5, name
+        assert float((one - other).norm()) <= (0.15 if half else 1e-3) * size + floor, name
     assert notes.keys() == exact_notes.keys()
     for name, other in exact_notes.items():
         assert torch.allclose(notes[name], other, atol=0.01 if half else 1e-4)
