@@ -13,7 +13,8 @@ from side_by_side import Row, arguments, export, measure
 from work import Work
 
 SYSTEMS = (
-    "fedstill-in_process", "fedstill-batched", "plain", "pfllib-style", "flower", "pfl-research",
+    "fedstill-in_process", "fedstill-lanes", "fedstill-batched",
+    "plain", "pfllib-style", "flower", "pfl-research",
 )  # fmt: skip
 
 

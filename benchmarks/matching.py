@@ -12,7 +12,7 @@ from pathlib import Path
 from side_by_side import Row, arguments, export, measure
 from work import Work
 
-SYSTEMS = ("fedstill-matching", "dm-style", "dm-stacked")
+SYSTEMS = ("fedstill-matching", "fedstill-matching-half", "dm-style", "dm-stacked")
 
 
 def main() -> None:

@@ -46,12 +46,16 @@ class System:
 
 SYSTEMS = {
     "fedstill-in_process": System("fedstill, in_process", "ours", {"engine": "in_process"}),
+    "fedstill-lanes": System("fedstill, lanes", "ours", {"engine": "lanes"}),
     "fedstill-batched": System("fedstill, batched", "ours", {"engine": "batched"}),
     "plain": System("plain PyTorch loop", "plain", copies=0),
     "pfllib-style": System("PFLlib-style loop", "pfllib_style", copies=2),
     "flower": System("Flower simulation", "flower", home="flower", copies=3),
     "pfl-research": System("pfl-research", "pfl_research", home="pfl"),
     "fedstill-matching": System("fedstill", "ours", {"engine": "in_process"}),
+    "fedstill-matching-half": System(
+        "fedstill, half precision", "ours", {"engine": "in_process", "precision": "half"}
+    ),
     "dm-style": System("DM-style loop over classes", "dm_style"),
     "dm-stacked": System("plain PyTorch, all classes in one pass", "dm_stacked"),
 }
@@ -135,7 +139,7 @@ def measured_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-HIDDEN = ("data", "data_dir", "launched", "seed", "engine", "device")
+HIDDEN = ("data", "data_dir", "launched", "seed", "engine", "precision", "device")
 
 
 class Skipped(Exception):

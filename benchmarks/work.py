@@ -42,6 +42,7 @@ class Work:
     data_name: str = ""
     data_dir: str | None = None
     engine: str = "in_process"
+    precision: str = "tf32"
     # how much of a GPU a client of a system with processes takes
     gpu_share: float = 0.1
 

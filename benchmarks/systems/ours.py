@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill import config, runs
-from fedstill.core import Data, Inbox, Model, Node, Weights, at_clients
+from fedstill.core import Data, Inbox, Model, Node, Weights, at_clients, precision
 from fedstill.core.model import Law, Laws, conv_laws, linear_laws
 from fedstill.data import load
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Party
 from fedstill.engines.in_process import InProcess
+from fedstill.engines.lanes import Lanes
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.federation.run import Progress
@@ -31,7 +32,7 @@ from fedstill.models import MODELS, ConvNet
 from work import PIECES, Rounds, Work, trained_accuracy
 
 VERSIONS = ("torch", "numpy")
-ENGINES = {"in_process": InProcess, "batched": Batched}
+ENGINES = {"in_process": InProcess, "lanes": Lanes, "batched": Batched}
 
 
 def run(work: Work) -> dict[str, object]:
@@ -84,7 +85,7 @@ def averaging(work: Work) -> dict[str, object]:
             "method": {
                 "name": "fedavg", "lr": work.lr, "batch_size": work.batch, "epochs": work.epochs,
             },
-            "engine": {"name": work.engine},
+            "engine": {"name": work.engine, "precision": work.precision},
         }  # fmt: skip
         if work.data_dir is None:
             del tables["data"]["data_dir"]
@@ -181,6 +182,7 @@ def matching(work: Work) -> dict[str, object]:
         return engine.states[name].as_set().flat()
 
     torch.backends.cudnn.deterministic = True  # as in a run
+    precision.use(work.precision)
     made(10)  # what is prepared once
     clock = Rounds(work)
     clock.begin()
