@@ -25,6 +25,7 @@ def main() -> None:
     for name in TABLES:
         text = filled(text, name, side_by_side(read(RESULTS / f"{name}.json")))
     text = filled(text, "bench", own_numbers(RESULTS / "bench"))
+    text = filled(text, "profile", profiles(read(RESULTS / "profile.json")))
     PAGE.write_text(text, encoding="utf-8")
     print(f"→ {PAGE}")
 
@@ -172,6 +173,30 @@ def own_numbers(folder: Path) -> str:
             f"**{found['benchmark']}**: {found['what']}; width {size['width']}, batch "
             f"{size['batch']}{synthetic}, {size['size']} size; {what}, torch {at['torch']}{busy}"
             f"\n\n{markdown(lines)}"
+        )
+    return "\n\n".join(parts)
+
+
+def profiles(found: Table | None) -> str:
+    """Where the time of each loop goes, and the least it could take."""
+    if found is None:
+        return "Not measured yet."
+    at = found["machine"]
+    what = at["gpu"]["name"] if at["gpu"] else at["cpu"]
+    parts = [f"Measured {found['when']} on {what}, torch {at['torch']}."]
+    for loop in found["loops"]:
+        lines = [
+            {"kernels": kind, "µs": number(told["us"]), "launches": number(told["launches"])}
+            for kind, told in loop["kinds"].items()
+            if told["us"]
+        ]
+        busy = sum(told["us"] for told in loop["kinds"].values())
+        lines.append({"kernels": "all", "µs": number(busy)})
+        least = loop["floor"]
+        parts.append(
+            f"**{loop['loop']}**, {loop['title']}: {number(loop['us'])} µs on the clock for a step "
+            f"of a client; floor {number(least['arithmetic'])} µs of arithmetic, "
+            f"{number(least['memory'])} µs of memory\n\n{markdown(lines)}"
         )
     return "\n\n".join(parts)
 
