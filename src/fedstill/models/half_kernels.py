@@ -143,7 +143,7 @@ def _forward(
     programs, places, group = _tiles(maps)
     _norm_relu_pool[programs](
         maps, scale, shift, pooled, mean, factor, channels, EPS, last, height, width, places,
-        group, num_warps=_warps(places, group),
+        group, num_warps=_warps(4 * places * group),
     )  # fmt: skip
     return pooled, mean, factor
 
@@ -159,13 +159,14 @@ def _backward(
     programs, places, group = _tiles(maps)
     _slopes[programs](
         maps, scale, shift, mean, factor, slope, to_maps, to_both, channels, last, sums,
-        height, width, places, group, num_warps=_warps(places, group),
+        height, width, places, group, num_warps=_warps(8 * places * group),
     )  # fmt: skip
     return to_maps, *(to_both.sum(1) if sums else (None, None))
 
 
-def _warps(places: int, group: int) -> int:
-    return 16 if places * group > 4096 else 8
+def _warps(numbers: int) -> int:
+    """For a program that holds so many numbers in single precision: about 64 to a thread."""
+    return max(4, min(16, numbers // 2048))
 
 
 def _first_forward(
@@ -180,7 +181,7 @@ def _first_forward(
     places = max(16, triton.next_power_of_2(high * wide))
     _first_block[(count,)](
         images, weight, scale, shift, pooled, factor, channels, EPS, inputs, height, width,
-        padding, _taps(inputs), places, 32, num_warps=8 if places > 64 else 4, num_stages=1,
+        padding, _taps(inputs), places, 16, num_warps=8 if places > 64 else 4, num_stages=1,
         maxnreg=128,
     )  # fmt: skip
     return pooled, factor
@@ -364,10 +365,7 @@ def _first_block(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
     PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One image. Patches are taken about their mean, and so are then the maps.
-
-    How much a map varies follows from how patches vary together, before the map is made.
-    """
+    """One image. Patches are taken about their mean, and so are then the maps."""
     one = tl.program_id(0)
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
     places: tl.constexpr = wide * (HEIGHT // 2 + PADDING - 1)
@@ -383,24 +381,20 @@ def _first_block(
     mean /= 4 * places
     a, b = _centred(a, mean, fits), _centred(b, mean, fits)
     c, d = _centred(c, mean, fits), _centred(d, mean, fits)
-    together = tl.dot(a, tl.trans(a)) + tl.dot(b, tl.trans(b))
-    together += tl.dot(c, tl.trans(c)) + tl.dot(d, tl.trans(d))
-    together /= 4 * places
     start = pooled + one.to(tl.int64) * places * channels
     for first in range(0, channels, GROUP):
         channel = first + tl.arange(0, GROUP)
         known = channel < channels
         taken = _weights(weight, channel, channels, INPUTS, TAPS)
-        exact = taken.to(tl.float32)
-        varies = tl.sum(exact * tl.dot(together, exact, input_precision="ieee"), 0)
-        factor = 1.0 / tl.sqrt(tl.maximum(varies, 0.0) + eps)
+        map_a, map_b = tl.dot(tl.trans(a), taken), tl.dot(tl.trans(b), taken)
+        map_c, map_d = tl.dot(tl.trans(c), taken), tl.dot(tl.trans(d), taken)
+        squares = map_a * map_a + map_b * map_b + map_c * map_c + map_d * map_d
+        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / (4 * places) + eps)
         tl.store(factors + one * channels + channel, factor, mask=known)
         slope = (tl.load(scale + channel, mask=known, other=0.0) * factor)[None, :]
         offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
-        total = tl.maximum(tl.dot(tl.trans(a), taken) * slope + offset, 0.0)
-        total += tl.maximum(tl.dot(tl.trans(b), taken) * slope + offset, 0.0)
-        total += tl.maximum(tl.dot(tl.trans(c), taken) * slope + offset, 0.0)
-        total += tl.maximum(tl.dot(tl.trans(d), taken) * slope + offset, 0.0)
+        total = tl.maximum(map_a * slope + offset, 0.0) + tl.maximum(map_b * slope + offset, 0.0)
+        total += tl.maximum(map_c * slope + offset, 0.0) + tl.maximum(map_d * slope + offset, 0.0)
         where = start + out[:, None] * channels + channel[None, :]
         tl.store(where, (total * 0.25).to(tl.float16), mask=fits[:, None] & known[None, :])
 
