@@ -119,8 +119,8 @@ def _by_pixel(maps: Tensor) -> Tensor:
     return maps.contiguous(memory_format=torch.channels_last)
 
 
-def _tiles(maps: Tensor) -> tuple[tuple[int, int], int, int]:
-    """Programs for groups of channels and images; pooled pixels and channels of one program.
+def _tiles(maps: Tensor) -> tuple[tuple[int], int, int]:
+    """Programs for images and groups of channels; pooled pixels and channels of one program.
 
     32 channels are 64 bytes of a pixel, the least that memory is read well by. The groups of an
     image are made one after another, so that what is fetched for one is still there for the next.
@@ -129,7 +129,7 @@ def _tiles(maps: Tensor) -> tuple[tuple[int, int], int, int]:
     places = triton.next_power_of_2((height // 2) * (width // 2))
     group = max(4096 // places, min(32, 8192 // places), 1)
     group = min(group, triton.next_power_of_2(channels))
-    return (triton.cdiv(channels, group), images), places, group
+    return (images * triton.cdiv(channels, group),), places, group
 
 
 def _forward(
@@ -155,13 +155,13 @@ def _backward(
     """Gradients of maps and, if asked for, of scale and shift, summed in a fixed order."""
     channels, height, width = maps.shape[1:]
     to_maps = torch.empty_like(maps)
-    to_both = mean.new_empty(2, *mean.shape) if sums else mean
+    to_both = mean.new_empty(len(maps), 2, channels) if sums else mean
     programs, places, group = _tiles(maps)
     _slopes[programs](
         maps, scale, shift, mean, factor, slope, to_maps, to_both, channels, last, sums,
         height, width, places, group, num_warps=_warps(8 * places * group),
     )  # fmt: skip
-    return to_maps, *(to_both.sum(1) if sums else (None, None))
+    return to_maps, *(to_both.sum(0) if sums else (None, None))
 
 
 def _warps(numbers: int) -> int:
@@ -238,8 +238,9 @@ def _norm_relu_pool(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Some channels of one image; the four pixels of a pooled one lie in four tiles."""
-    one = tl.program_id(1)
-    channel = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    groups = tl.cdiv(channels, GROUP)
+    one = tl.program_id(0) // groups
+    channel = tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP)
     known = channel < channels
     pixels: tl.constexpr = HEIGHT * WIDTH
     out = tl.arange(0, PLACES)
@@ -281,8 +282,9 @@ def _slopes(
     GROUP: tl.constexpr,
 ):  # fmt: skip
     """Some channels of one image: what pixels, scale and shift do to the loss."""
-    one = tl.program_id(1)
-    channel = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    groups = tl.cdiv(channels, GROUP)
+    one = tl.program_id(0) // groups
+    channel = tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP)
     known = channel < channels
     pixels: tl.constexpr = HEIGHT * WIDTH
     out = tl.arange(0, PLACES)
@@ -309,9 +311,9 @@ def _slopes(
     normal, share = _share(d, told, mean, factor, stretch, offset)
     alone, along = tl.sum(alone + share, 0), tl.sum(along + share * normal, 0)
     if SUMS:
-        row = one * channels + channel
-        tl.store(to_both + row, along, mask=known)
-        tl.store(to_both + tl.num_programs(1) * channels + row, alone, mask=known)
+        both = to_both + one * (2 * channels) + channel
+        tl.store(both, along, mask=known)
+        tl.store(both + channels, alone, mask=known)
     level, tilt = (alone / pixels)[None, :], (along / pixels)[None, :]
     kind = to_maps.dtype.element_ty
     normal, share = _share(a, told, mean, factor, stretch, offset)
