@@ -147,6 +147,71 @@ def test_a_coarse_pass_is_the_pass_rounded_to_half_precision(
         assert float((one - other).norm()) <= 0.1 * float(other.norm()) + 1e-6
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("shape", "width"), [((3, 32, 32), 128), ((1, 28, 28), 12), ((1, 16, 16), 8), ((3, 28, 28), 40)]
+)
+def test_the_first_block_as_one_kernel_is_its_operations_rounded(
+    shape: tuple[int, int, int], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    kernels = pytest.importorskip("fedstill.models.half_kernels")
+    padding = 3 if shape == (1, 28, 28) else 1
+    x = (2 + torch.randn(5, *shape, generator=generator(0))).cuda().requires_grad_()
+    weight = 0.2 * noise(width, shape[0], 3, 3).cuda()
+    scale, shift = 1 + 0.1 * noise(width).cuda(), 0.1 * noise(width, name=1).cuda()
+    assert kernels.takes_first(x, weight, scale, shift, padding)
+    found = kernels.first_block(x, weight, scale, shift, padding)
+    with torch.no_grad():
+        assert torch.equal(found, kernels.first_block(x, weight, scale, shift, padding))
+    maps = torch.nn.functional.conv2d(x, weight, padding=padding)
+    maps = torch.nn.functional.group_norm(maps, width, scale, shift)
+    exact = torch.nn.functional.avg_pool2d(maps.relu(), 2)
+    assert torch.allclose(found.float(), exact, atol=0.01)
+    told = torch.randn(exact.shape, generator=generator(2)).cuda()
+    rough = torch.autograd.grad(found, x, told.half())[0]
+    slopes = torch.autograd.grad(exact, x, told)[0]
+    assert float((rough - slopes).norm()) <= 0.05 * float(slopes.norm())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 64, 64)])
+def test_features_alone_are_the_last_of_all_stages_in_half_precision(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstill.core.precision._now", "half")
+    model = ConvNet(shape, 10, width=24)
+    weights = {name: tensor.cuda() for name, tensor in model.init(1).items()}
+    x = noise(5, *shape).cuda().requires_grad_()
+    found = model.features(weights, x)
+    expected = model.stages(weights, x)[-1].flatten(1)
+    assert torch.equal(found, expected) and found.dtype == torch.float32
+    one, other = (torch.autograd.grad(out.square().sum(), x)[0] for out in (found, expected))
+    assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+    with torch.no_grad():
+        assert torch.equal(model.coarse_features(weights, x), found)
+
+
+def test_a_gradient_of_a_gradient_is_refused_where_gains_would_spoil_it() -> None:
+    kernels = pytest.importorskip("fedstill.models.half_kernels")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    maps = noise(2, 8, 4, 4).cuda().half().requires_grad_()
+    ones = torch.ones(8, device="cuda")
+    out = kernels.norm_relu_pool(maps, ones, ones, last=True).square().sum()
+    (slope,) = torch.autograd.grad(out, maps, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(slope.sum(), maps)
+
+
+def test_features_are_the_flattened_last_stage() -> None:
+    model = ConvNet((3, 8, 8), 4, depth=2, width=4)
+    weights, x = model.init(1), noise(5, 3, 8, 8)
+    last = model.stages(weights, x)[-1].flatten(1)
+    assert torch.equal(model.features(weights, x), last)
+    assert torch.equal(model.coarse_features(weights, x), last)
+
+
 def test_a_coarse_pass_is_an_ordinary_one_unless_half_precision_is_asked_for() -> None:
     model = ConvNet((3, 8, 8), 4, depth=2, width=4)
     weights, x = model.init(1), noise(5, 3, 8, 8)

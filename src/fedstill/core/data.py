@@ -42,7 +42,7 @@ class Pool:
 
     def normalised(self, stored: Tensor) -> Tensor:
         bytes = stored.dtype == torch.uint8
-        x = stored.float().div_(255.0) if bytes else stored
+        x = stored.div(255.0) if bytes else stored
         if self.mean is None or self.std is None:
             return x
         return x.sub_(self.mean).div_(self.std) if bytes else (x - self.mean) / self.std

@@ -188,7 +188,8 @@ class Model(Network):
 
     A subclass says two things: `laws()`, the tensors it needs and how they start, and
     `stages(weights, x)`, the outputs of its blocks. The flattened last stage is the feature
-    vector; a linear layer named `head` makes logits of it.
+    vector; a linear layer named `head` makes logits of it. Where features come cheaper than all
+    stages, a subclass may say so.
     """
 
     shape: tuple[int, ...]
@@ -205,6 +206,10 @@ class Model(Network):
     def features(self, weights: Weights, x: Tensor) -> Tensor:
         """[example, feature], what the head sees."""
         return self.stages(weights, x)[-1].flatten(1)
+
+    def coarse_features(self, weights: Weights, x: Tensor) -> Tensor:
+        """As `features`, for a pass without gradient that may be rounded."""
+        return self.coarse_stages(weights, x)[-1].flatten(1)
 
     def head(self, weights: Weights, features: Tensor) -> Tensor:
         """[example, class], logits from features."""

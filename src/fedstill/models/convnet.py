@@ -86,7 +86,7 @@ class ConvNet(Scalable):
         return laws | linear_laws("head", kept * side[0] * side[1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
-        if torch.is_grad_enabled() and half_will_do(x) and self._halved(x, *weights.values()):
+        if torch.is_grad_enabled() and self._halved(weights, x):
             return self._half_stages(weights, x)
         maps: list[Tensor] = []
         for block in range(self.depth):
@@ -100,11 +100,20 @@ class ConvNet(Scalable):
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
-        if half_will_do(x) and self._halved(x, *weights.values()):
-            return self._half_stages(weights, x)
-        return self.stages(weights, x)
+        halved = self._halved(weights, x)
+        return self._half_stages(weights, x) if halved else self.stages(weights, x)
 
-    def _half_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+    def features(self, weights: Weights, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self._halved(weights, x):
+            return self._half_stages(weights, x, only_last=True)[-1].flatten(1)
+        return super().features(weights, x)
+
+    def coarse_features(self, weights: Weights, x: Tensor) -> Tensor:
+        if self._halved(weights, x):
+            return self._half_stages(weights, x, only_last=True)[-1].flatten(1)
+        return super().coarse_features(weights, x)
+
+    def _half_stages(self, weights: Weights, x: Tensor, *, only_last: bool = False) -> list[Tensor]:
         """Blocks in half precision, between which gradients are louder than outside."""
         kernels = _half_kernels()
         maps: list[Tensor] = []
@@ -114,20 +123,25 @@ class ConvNet(Scalable):
                 kernels.gained(weights[f"{name}{block}.{kind}"], 1 / GAIN)
                 for name, kind in (("conv", "weight"), ("norm", "weight"), ("norm", "bias"))
             )
+            last = block == self.depth - 1
             padding = self._first_padding() if block == 0 else 1
-            x = F.conv2d(*_in_half(x, weight), padding=padding)
-            x = kernels.norm_relu_pool(x, scale, shift)
-            maps.append(kernels.gained(x.float(), GAIN))
+            if block == 0 and not last and kernels.takes_first(x, weight, scale, shift, padding):
+                x = kernels.first_block(x, weight, scale, shift, padding)
+            else:
+                x = F.conv2d(*_in_half(x, weight), padding=padding)
+                x = kernels.norm_relu_pool(x, scale, shift, last=last)
+            if last or not only_last:
+                maps.append(kernels.gained(x.float(), GAIN))
         return maps
 
-    def _halved(self, *tensors: Tensor) -> bool:
-        """Whether the blocks can be made in half precision: their pixels go in fours."""
+    def _halved(self, weights: Weights, x: Tensor) -> bool:
+        """Whether blocks may and can be made in half precision: their pixels go in fours."""
+        if not half_will_do(x) or not self._fused or (self.training and self.scaler):
+            return False
         grow = 2 * (self._first_padding() - 1)
         seen = [(self.shape[1] + grow, self.shape[2] + grow), *self.sides()[:-1]]
         even = all(height % 2 == 0 and width % 2 == 0 for height, width in seen)
-        scaled = self.training and self.scaler
-        ready = self._fused and even and not scaled and _plain_on_gpu(*tensors)
-        return ready and _half_kernels() is not None
+        return even and _plain_on_gpu(x, *weights.values()) and _half_kernels() is not None
 
     @property
     def _fused(self) -> bool:
@@ -156,11 +170,10 @@ def _in_half(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Tensor cores take channels in eights; zeros are added to make them so.
     """
-    missing = (0, 0, 0, 0, 0, -x.shape[1] % 8)
-    return tuple(  # type: ignore[return-value]
-        F.pad(tensor.half(), missing).contiguous(memory_format=torch.channels_last)
-        for tensor in (x, weight)
-    )
+    if missing := -x.shape[1] % 8:  # padding by nothing would be a copy
+        x, weight = (F.pad(tensor, (0, 0, 0, 0, 0, missing)) for tensor in (x, weight))
+    by_pixel = torch.channels_last
+    return x.to(torch.half, memory_format=by_pixel), weight.to(torch.half, memory_format=by_pixel)
 
 
 def _plain_on_gpu(*tensors: Tensor) -> bool:

@@ -247,12 +247,14 @@ class Matching:
         self, model: Model, network: Weights, images: Tensor, *, coarse: bool = False
     ) -> list[Tensor]:
         """[class, image, ...] of each output that is matched, from one pass over all classes."""
-        passed = (model.coarse_stages if coarse else model.stages)(network, images.flatten(0, 1))
-        kept = passed if self.outputs.startswith("stages") else passed[-1:]
-        kept = [stage.flatten(1) for stage in kept]
-        features = kept[-1]
+        x = images.flatten(0, 1)
+        if self.outputs.startswith("stages"):
+            passed = (model.coarse_stages if coarse else model.stages)(network, x)
+            kept = [stage.flatten(1) for stage in passed]
+        else:
+            kept = [(model.coarse_features if coarse else model.features)(network, x)]
         if self.outputs in ("logits", "both", "stages and logits"):
-            kept = [*kept, model.head(network, features)]
+            kept = [*kept, model.head(network, kept[-1])]
         if self.outputs == "logits":
             kept = kept[1:]
         return [out.reshape(*images.shape[:2], -1) for out in kept]
