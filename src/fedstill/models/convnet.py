@@ -88,6 +88,8 @@ class ConvNet(Scalable):
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         if torch.is_grad_enabled() and half_will_do(x) and self._halved(x, *weights.values()):
             return self._half_stages(weights, x)
+        if torch.is_grad_enabled() and half_will_do(x) and self._stacked(weights, x):
+            return self._stacked_stages(weights, x)
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1
@@ -120,14 +122,43 @@ class ConvNet(Scalable):
             maps.append(kernels.gained(x.float(), GAIN))
         return maps
 
+    def _stacked_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        """Blocks in half precision of one network among many, under a vmap."""
+        kernels = _kernels("stacked_kernels")
+        maps: list[Tensor] = []
+        for block in range(self.depth):
+            padding = self._first_padding() if block == 0 else 1
+            x = kernels.block(x, *self._block_weights(weights, block), padding)
+            maps.append(kernels.in_single(x))
+        return maps
+
+    def _block_weights(self, weights: Weights, block: int) -> list[Tensor]:
+        """Of the convolution, and scale and shift of the norm."""
+        return [
+            weights[f"{n}{block}.{k}"]
+            for n, k in (("conv", "weight"), ("norm", "weight"), ("norm", "bias"))
+        ]
+
+    def _stacked(self, weights: Weights, x: Tensor) -> bool:
+        """Whether there are kernels for these blocks of a stack of networks."""
+        used = [
+            tensor for block in range(self.depth) for tensor in self._block_weights(weights, block)
+        ]
+        ready = self._in_fours and _stacked_on_gpu(x, *used)
+        return ready and _kernels("stacked_kernels") is not None
+
     def _halved(self, *tensors: Tensor) -> bool:
-        """Whether the blocks can be made in half precision: their pixels go in fours."""
+        """Whether there are kernels for these blocks in half precision."""
+        return self._in_fours and _plain_on_gpu(*tensors) and _half_kernels() is not None
+
+    @property
+    def _in_fours(self) -> bool:
+        """Whether blocks of this kind can be made in half precision: their pixels go in fours."""
         grow = 2 * (self._first_padding() - 1)
         seen = [(self.shape[1] + grow, self.shape[2] + grow), *self.sides()[:-1]]
         even = all(height % 2 == 0 and width % 2 == 0 for height, width in seen)
         scaled = self.training and self.scaler
-        ready = self._fused and even and not scaled and _plain_on_gpu(*tensors)
-        return ready and _half_kernels() is not None
+        return self._fused and even and not scaled
 
     @property
     def _fused(self) -> bool:
@@ -170,6 +201,27 @@ def _plain_on_gpu(*tensors: Tensor) -> bool:
         tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
         for tensor in tensors
     )
+
+
+def _stacked_on_gpu(*tensors: Tensor) -> bool:
+    """Whether a kernel for stacks may be handed these.
+
+    They are under one vmap, and in it one gradient is taken; what is outside wants none. So no
+    gradient of a gradient is asked for, which these kernels do not have.
+    """
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    return levels == [kinds.Vmap, kinds.Grad] and all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and not _bare(tensor).requires_grad
+        for tensor in tensors
+    )
+
+
+def _bare(tensor: Tensor) -> Tensor:
+    """What `torch.func` has wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 @cache
