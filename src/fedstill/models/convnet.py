@@ -104,6 +104,8 @@ class ConvNet(Scalable):
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
         if half_will_do(x) and self._halved(x, *weights.values()):
             return self._half_stages(weights, x)
+        if half_will_do(x) and self._stacked(weights, x):
+            return self._stacked_stages(weights, x)
         return self.stages(weights, x)
 
     def _half_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:

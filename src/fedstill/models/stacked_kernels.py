@@ -24,7 +24,10 @@ from fedstill.models.kernels import EPS
 
 
 class Tiles(NamedTuple):
-    """What one program of a convolution works on at a time, and with how many threads."""
+    """What one program of a convolution works on at a time, and with how many threads.
+
+    `inputs` counts channels of all nine taps; a tile of one tap, which divides them, is simplest.
+    """
 
     pixels: int
     outputs: int
@@ -36,18 +39,27 @@ class Tiles(NamedTuple):
 def convolution_tiles(inputs: int, outputs: int) -> Tiles:
     """For a convolution from so many channels to so many; also the one back to its input."""
     out = _tile(outputs, 128)
-    return Tiles(128, out, _seen(inputs), 8 if out == 128 else 4, 3)
+    seen = inputs if inputs in (16, 32) else _tile(9 * inputs, 64)
+    return Tiles(128, out, seen, 8 if out == 128 else 4, 3)
 
 
 def weighing_tiles(inputs: int, outputs: int) -> Tiles:
     """For the gradient of a convolution's weights."""
-    seen, out = _seen(inputs, 128), _tile(outputs, 128)
+    seen, out = _tile(9 * inputs, 128), _tile(outputs, 128)
     return Tiles(64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
 
 
-def norm_tile(places: int, channels: int) -> int:
-    """How many channels of an image one program takes, if a map has so many pooled pixels."""
-    return max(1, min(triton.next_power_of_2(channels), 4096 // places))
+class NormTiles(NamedTuple):
+    """Of an image's channels, how many one program takes with all their pixels; pooled pixels."""
+
+    places: int
+    channels: int
+    warps: int
+
+
+def norm_tiles(channels: int, height: int, width: int) -> NormTiles:
+    places = triton.next_power_of_2((height // 2) * (width // 2))
+    return NormTiles(places, max(1, min(triton.next_power_of_2(channels), 4096 // places)), 8)
 
 
 PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
@@ -237,7 +249,7 @@ def _launch_convolution(
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _convolve[programs](
             x, laid.contiguous(), out, gain, pixels, *x.stride(), *out.stride(), inputs, outputs,
-            height, width, high, wide, padding, turned, _flat(inputs),
+            height, width, high, wide, padding, turned,
             tiles.pixels, tiles.outputs, tiles.inputs,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
@@ -253,72 +265,68 @@ def weight_slopes(
     members, images, inputs, height, width = x.shape
     outputs, high, wide = slope.shape[2:]
     tiles = tiles or weighing_tiles(inputs, outputs)
-    parts = 1 if _flat(inputs) else 9 * triton.cdiv(inputs, tiles.inputs)
+    parts = triton.cdiv(9 * inputs, tiles.inputs)
     across = triton.cdiv(outputs, tiles.outputs)
     pixels = images * high * wide
     if shares is None:
         shares = triton.cdiv(PROGRAMS, parts * across * members)
-    share = triton.cdiv(pixels, shares * tiles.pixels) * tiles.pixels
-    shares = triton.cdiv(pixels, share)
+    share = max(1, triton.cdiv(pixels, shares * tiles.pixels)) * tiles.pixels
+    shares = max(1, triton.cdiv(pixels, share))
     found = torch.empty((members, shares, outputs, inputs, 3, 3), device=x.device)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _weigh[(parts * shares, across, members)](
             x, by_pixel(slope), found, 1 / GAIN, pixels, share, *x.stride(), inputs, outputs,
-            height, width, high, wide, padding, _flat(inputs),
+            height, width, high, wide, padding,
             tiles.pixels, tiles.outputs, tiles.inputs,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return found[:, 0] if shares == 1 else found.sum(1)
 
 
-def normed(maps: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def normed(
+    maps: Tensor, scale: Tensor, shift: Tensor, tiles: NormTiles | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The pooled maps, those they are made of, and each map's mean and inverse deviation."""
     members, images, channels, height, width = maps.shape
     pooled = _empty(members, images, channels, height // 2, width // 2, like=maps)
     mean = torch.empty((members, images, channels), device=maps.device)
     factor = torch.empty_like(mean)
-    places = triton.next_power_of_2((height // 2) * (width // 2))
-    group = norm_tile(places, channels)
+    tiles = tiles or norm_tiles(channels, height, width)
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
-        _norm_relu_pool[(members * images, triton.cdiv(channels, group))](
+        _norm_relu_pool[(members * images, triton.cdiv(channels, tiles.channels))](
             maps, scale.contiguous(), shift.contiguous(), pooled, mean, factor, images, channels,
-            EPS, height, width, places, group, num_warps=8,
+            EPS, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
         )  # fmt: skip
     return pooled, maps, mean, factor
 
 
 def norm_slopes(
-    slope: Tensor, scale: Tensor, shift: Tensor, maps: Tensor, mean: Tensor, factor: Tensor
+    slope: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    maps: Tensor,
+    mean: Tensor,
+    factor: Tensor,
+    tiles: NormTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of scale and shift, summed over images in a fixed order, and of the maps."""
     members, images, channels, height, width = maps.shape
     to_maps = _empty(*maps.shape, like=maps)
     mean, factor = mean.contiguous(), factor.contiguous()
     to_scale, to_shift = torch.empty_like(mean), torch.empty_like(mean)
-    places = triton.next_power_of_2((height // 2) * (width // 2))
-    group = norm_tile(places, channels)
+    tiles = tiles or norm_tiles(channels, height, width)
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
-        _slopes[(members * images, triton.cdiv(channels, group))](
+        _slopes[(members * images, triton.cdiv(channels, tiles.channels))](
             by_pixel(maps), scale.contiguous(), shift.contiguous(), mean, factor, by_pixel(slope),
-            to_maps, to_scale, to_shift, 1 / GAIN, images, channels, height, width, places, group,
-            num_warps=8,
+            to_maps, to_scale, to_shift, 1 / GAIN, images, channels, height, width,
+            tiles.places, tiles.channels, num_warps=tiles.warps,
         )  # fmt: skip
     return to_scale.sum(1), to_shift.sum(1), to_maps
 
 
-def _flat(inputs: int) -> bool:
-    """Whether all nine taps of so few channels are one stretch of a matrix product."""
-    return inputs <= 7
-
-
 def _tile(channels: int, most: int) -> int:
     """A matrix product takes sixteen or more, in powers of two."""
-    return max(16, min(most, triton.next_power_of_2(channels)))
-
-
-def _seen(inputs: int, most: int = 64) -> int:
-    """How much of what a pixel sees is one tile: of one tap, or all that there is."""
-    return _tile(9 * inputs if _flat(inputs) else inputs, most)
+    return max(16, min(most, int(triton.next_power_of_2(channels))))
 
 
 @triton.jit
@@ -328,7 +336,7 @@ def _convolve(
     out_member, out_image, out_channel, out_row, out_column,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, TURNED: tl.constexpr,
-    FLAT: tl.constexpr, PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Some pixels of a member's images, some channels of what comes out."""
     member = tl.program_id(2).to(tl.int64)
@@ -342,22 +350,18 @@ def _convolve(
     start = x + member * x_member + corner[:, None]
     weights = laid + member * (9 * IN * OUT)
     total = tl.zeros([PIXELS, OUTPUTS], tl.float32)
-    blocks: tl.constexpr = (IN + INPUTS - 1) // INPUTS
-    steps: tl.constexpr = 1 if FLAT else 9 * blocks
-    for step in range(steps):
-        if FLAT:
-            unit = tl.arange(0, INPUTS)
-            tap = unit // IN
-            part = unit % IN
-            down = (tap // 3)[None, :]
-            right = (tap % 3)[None, :]
-            known = unit < 9 * IN
-        else:
-            tap = step // blocks
-            part = step % blocks * INPUTS + tl.arange(0, INPUTS)
+    for step in range((9 * IN + INPUTS - 1) // INPUTS):
+        unit = step * INPUTS + tl.arange(0, INPUTS)
+        known = unit < 9 * IN
+        part = unit % IN
+        if IN % INPUTS == 0:
+            tap = step // (IN // INPUTS)
             down = tap // 3
             right = tap % 3
-            known = part < IN
+        else:
+            tap = unit // IN
+            down = (tap // 3)[None, :]
+            right = (tap % 3)[None, :]
         high = row[:, None] + (down - PADDING)
         wide = column[:, None] + (right - PADDING)
         inside = (high >= 0) & (high < HEIGHT) & (wide >= 0) & (wide < WIDTH) & there[:, None]
@@ -381,28 +385,25 @@ def _weigh(
     x, slope, out, gain, pixels, share,
     x_member, x_image, x_channel, x_row, x_column,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, FLAT: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr,
     PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Some weights of a member, of one tap or of all, over a share of its pixels."""
     member = tl.program_id(2).to(tl.int64)
-    blocks: tl.constexpr = (IN + INPUTS - 1) // INPUTS
-    parts: tl.constexpr = 1 if FLAT else 9 * blocks
+    parts: tl.constexpr = (9 * IN + INPUTS - 1) // INPUTS
     mine = tl.program_id(0) % parts
     number = tl.program_id(0) // parts
-    if FLAT:
-        unit = tl.arange(0, INPUTS)
-        tap = unit // IN
-        part = unit % IN
-        down = (tap // 3)[None, :]
-        right = (tap % 3)[None, :]
-        known = unit < 9 * IN
-    else:
-        tap = mine // blocks
-        part = mine % blocks * INPUTS + tl.arange(0, INPUTS)
+    unit = mine * INPUTS + tl.arange(0, INPUTS)
+    known = unit < 9 * IN
+    part = unit % IN
+    if IN % INPUTS == 0:
+        tap = mine // (IN // INPUTS)
         down = tap // 3
         right = tap % 3
-        known = part < IN
+    else:
+        tap = unit // IN
+        down = (tap // 3)[None, :]
+        right = (tap % 3)[None, :]
     channel = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     counts = channel < OUT
     move = (down - PADDING) * x_row + (right - PADDING) * x_column + part[None, :] * x_channel
