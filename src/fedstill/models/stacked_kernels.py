@@ -39,7 +39,7 @@ class Tiles(NamedTuple):
 def convolution_tiles(inputs: int, outputs: int) -> Tiles:
     """For a convolution from so many channels to so many; also the one back to its input."""
     out = _tile(outputs, 128)
-    seen = inputs if inputs in (16, 32) else _tile(9 * inputs, 64)
+    seen = 32 if inputs == 32 else _tile(9 * inputs, 64)
     return Tiles(128, out, seen, 8 if out == 128 else 4, 3)
 
 
@@ -50,7 +50,7 @@ def weighing_tiles(inputs: int, outputs: int) -> Tiles:
 
 
 class NormTiles(NamedTuple):
-    """Of an image's channels, how many one program takes with all their pixels; pooled pixels."""
+    """How many channels of an image one program takes, each with all its pooled pixels."""
 
     places: int
     channels: int
@@ -58,6 +58,7 @@ class NormTiles(NamedTuple):
 
 
 def norm_tiles(channels: int, height: int, width: int) -> NormTiles:
+    """For maps of a height and a width."""
     places = triton.next_power_of_2((height // 2) * (width // 2))
     return NormTiles(places, max(1, min(triton.next_power_of_2(channels), 4096 // places)), 8)
 
@@ -80,6 +81,8 @@ def in_single(maps: Tensor) -> Tensor:
 
 
 class _InSingle(torch.autograd.Function):
+    """Gradients enter the blocks here."""
+
     generate_vmap_rule = True
 
     @staticmethod
