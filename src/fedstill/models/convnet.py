@@ -86,8 +86,8 @@ class ConvNet(Scalable):
         return laws | linear_laws("head", kept * side[0] * side[1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
-        if torch.is_grad_enabled() and self._halved(weights, x):
-            return self._half_stages(weights, x)
+        if torch.is_grad_enabled() and (rounded := self._rounded(weights, x)):
+            return rounded
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1
@@ -100,29 +100,40 @@ class ConvNet(Scalable):
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
-        halved = self._halved(weights, x)
-        return self._half_stages(weights, x) if halved else self.stages(weights, x)
+        return self._rounded(weights, x) or self.stages(weights, x)
 
     def features(self, weights: Weights, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and self._halved(weights, x):
-            return self._half_stages(weights, x, only_last=True)[-1].flatten(1)
+        if torch.is_grad_enabled() and (rounded := self._rounded(weights, x, only_last=True)):
+            return rounded[-1].flatten(1)
         return super().features(weights, x)
 
     def coarse_features(self, weights: Weights, x: Tensor) -> Tensor:
-        if self._halved(weights, x):
-            return self._half_stages(weights, x, only_last=True)[-1].flatten(1)
+        if rounded := self._rounded(weights, x, only_last=True):
+            return rounded[-1].flatten(1)
         return super().coarse_features(weights, x)
 
-    def _half_stages(self, weights: Weights, x: Tensor, *, only_last: bool = False) -> list[Tensor]:
-        """Blocks in half precision, between which gradients are louder than outside."""
-        kernels = _half_kernels()
+    def _rounded(
+        self, weights: Weights, x: Tensor, *, only_last: bool = False
+    ) -> list[Tensor] | None:
+        """The stages in half precision where that may be and there are kernels, else None."""
+        if not half_will_do(x) or not self._in_fours:
+            return None
+        used = [self._block_weights(weights, block) for block in range(self.depth)]
+        tensors = [x, *(tensor for block in used for tensor in block)]
+        if _plain_on_gpu(*tensors) and (kernels := _kernels("half_kernels")) is not None:
+            return self._half_stages(kernels, used, x, only_last)
+        if _stacked_on_gpu(*tensors) and (kernels := _kernels("stacked_kernels")) is not None:
+            return self._stacked_stages(kernels, used, x, only_last)
+        return None
+
+    def _half_stages(
+        self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
+    ) -> list[Tensor]:
+        """Blocks between which gradients are louder than outside."""
         maps: list[Tensor] = []
         x = kernels.gained(x, 1 / GAIN)
         for block in range(self.depth):
-            weight, scale, shift = (
-                kernels.gained(weights[f"{name}{block}.{kind}"], 1 / GAIN)
-                for name, kind in (("conv", "weight"), ("norm", "weight"), ("norm", "bias"))
-            )
+            weight, scale, shift = (kernels.gained(each, 1 / GAIN) for each in weights[block])
             last = block == self.depth - 1
             padding = self._first_padding() if block == 0 else 1
             if block == 0 and not last and kernels.takes_first(x, weight, scale, shift, padding):
@@ -134,14 +145,33 @@ class ConvNet(Scalable):
                 maps.append(kernels.gained(x.float(), GAIN))
         return maps
 
-    def _halved(self, weights: Weights, x: Tensor) -> bool:
-        """Whether blocks may and can be made in half precision: their pixels go in fours."""
-        if not half_will_do(x) or not self._fused or (self.training and self.scaler):
-            return False
+    def _stacked_stages(
+        self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
+    ) -> list[Tensor]:
+        """Blocks of one network among many, under a vmap."""
+        maps: list[Tensor] = []
+        for block in range(self.depth):
+            padding = self._first_padding() if block == 0 else 1
+            x = kernels.block(x, *weights[block], padding)
+            if block == self.depth - 1 or not only_last:
+                maps.append(kernels.in_single(x))
+        return maps
+
+    def _block_weights(self, weights: Weights, block: int) -> list[Tensor]:
+        """Of the convolution, and scale and shift of the norm."""
+        return [
+            weights[f"{n}{block}.{k}"]
+            for n, k in (("conv", "weight"), ("norm", "weight"), ("norm", "bias"))
+        ]
+
+    @property
+    def _in_fours(self) -> bool:
+        """Whether blocks of this kind can be made in half precision: their pixels go in fours."""
         grow = 2 * (self._first_padding() - 1)
         seen = [(self.shape[1] + grow, self.shape[2] + grow), *self.sides()[:-1]]
         even = all(height % 2 == 0 and width % 2 == 0 for height, width in seen)
-        return even and _plain_on_gpu(x, *weights.values()) and _half_kernels() is not None
+        scaled = self.training and self.scaler
+        return self._fused and even and not scaled
 
     @property
     def _fused(self) -> bool:
@@ -185,13 +215,30 @@ def _plain_on_gpu(*tensors: Tensor) -> bool:
     )
 
 
+def _stacked_on_gpu(*tensors: Tensor) -> bool:
+    """Whether a kernel for stacks may be handed these.
+
+    They are under one vmap, and in it one gradient is taken; what is outside wants none. So no
+    gradient of a gradient is asked for, which these kernels do not have.
+    """
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    return levels == [kinds.Vmap, kinds.Grad] and all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and not _bare(tensor).requires_grad
+        for tensor in tensors
+    )
+
+
+def _bare(tensor: Tensor) -> Tensor:
+    """What `torch.func` has wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 @cache
 def _kernels(name: str = "kernels") -> Any:
     """A module of kernels, or None where Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
     return importlib.import_module(f"fedstill.models.{name}")
-
-
-def _half_kernels() -> Any:
-    return _kernels("half_kernels")
