@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -256,11 +257,11 @@ class Crowd:
         """Nobody is tested."""
         return None
 
-    @property
+    @cached_property
     def clients(self) -> Sequence[NodeId]:
         return [f"client-{number:03d}" for number in range(self.count)]
 
-    @property
+    @cached_property
     def models(self) -> Mapping[NodeId, Model]:
         return dict.fromkeys(self.clients, self.model)
 

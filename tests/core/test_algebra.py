@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from fedstill.core import algebra, trees
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
+CUDA = torch.cuda.is_available()
 laws = settings(max_examples=30, deadline=None, derandomize=True)
 names = st.integers(0, 10_000)
 shares = st.lists(st.floats(0.1, 100), min_size=1, max_size=5)
@@ -201,3 +204,16 @@ def test_nothing_given_is_written_into() -> None:
     algebra.add(first, second)
     algebra.scale(first, 3.0)
     assert all(torch.equal(first[n], weights(1)[n]) for n in first)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="needs a GPU"))],
+)
+def test_several_trees_are_looked_at_together(device: str) -> None:
+    fine = {"a": torch.ones(3, device=device), "n": torch.arange(2, device=device)}
+    large = {"a": torch.full((4,), 3e38, device=device)}  # whose sum is infinite
+    bad = {**fine, "b": torch.tensor([1.0, math.nan], device=device)}
+    worse = {**large, "c": torch.tensor([-math.inf], device=device)}
+    assert algebra.not_finite_each([fine, bad, {}, large, worse]) == [[], ["b"], [], [], ["c"]]
+    assert algebra.not_finite_each([]) == [] and algebra.not_finite_each([{}, {}]) == [[], []]

@@ -185,7 +185,7 @@ def test_plans_over_one_pool_are_gathered_together() -> None:
     shared = pool(0, 12)
     plans = plans_of(of(shared, *range(6)), of(shared, *range(3, 9)), of(shared, *range(6, 12)))
     for step in range(2):
-        groups = Plan.together(plans, step)
+        groups = Plan.together(plans)(len(plans), step)
         assert [places for places, _ in groups] == [[0, 1, 2]]
         assert_side_by_side(groups, single_gathers(plans, step))
 
@@ -193,7 +193,7 @@ def test_plans_over_one_pool_are_gathered_together() -> None:
 def test_plans_over_different_pools_are_laid_behind_each_other() -> None:
     shared = pool(0, 12)
     plans = plans_of(of(shared, *range(6)), pool(100, 6).all(), of(shared, *range(6, 12)))
-    groups = Plan.together(plans, 0)
+    groups = Plan.together(plans)(len(plans), 0)
     assert [sorted(places) for places, _ in groups] == [[0, 1, 2]]
     assert_side_by_side(groups, single_gathers(plans, 0))
 
@@ -203,7 +203,7 @@ def test_ragged_plans_fall_into_groups_of_equal_size() -> None:
     plans = plans_of(
         of(shared, *range(6)), of(shared, *range(7)), of(shared, *range(2, 8)), pool(50, 7).all()
     )
-    groups = Plan.together(plans, 1)  # the second batches have 2, 3, 2 and 3 examples
+    groups = Plan.together(plans)(len(plans), 1)  # the second batches have 2, 3, 2 and 3 examples
     assert sorted(sorted(places) for places, _ in groups) == [[0, 2], [1, 3]]
     assert_side_by_side(groups, single_gathers(plans, 1))
 
@@ -211,13 +211,13 @@ def test_ragged_plans_fall_into_groups_of_equal_size() -> None:
 def test_plans_over_mixed_data_and_other_batches_are_stacked_by_shape() -> None:
     mixed = of(pool(0, 5), 0, 1) + of(pool(10, 5), 0, 1)
     plans = [*plans_of(mixed, pool(30, 4).all()), Made(1, lambda step: pool(0, 4).all().all())]
-    groups = Plan.together(plans, 0)
+    groups = Plan.together(plans)(len(plans), 0)
     assert_side_by_side(groups, single_gathers(plans, 0))
 
 
 def test_batches_of_any_kind_are_stacked_by_shape() -> None:
     plans = [[{"x": torch.full((n,), float(i))}] for i, n in enumerate((2, 3, 2))]
-    groups = Batches.together(plans, 0)
+    groups = Batches.together(plans)(len(plans), 0)
     assert [places for places, _ in groups] == [[0, 2], [1]]
     assert trees.tensors(groups[0][1])[0].tolist() == [[0, 0], [2, 2]]
 

@@ -37,7 +37,7 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines import recorded, stacks
+from fedstill.engines import lanes, recorded, stacks
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Outcome, Party
 from fedstill.engines.in_process import InProcess
@@ -279,9 +279,11 @@ def assert_close(left: Any, right: Any, what: str) -> None:
         assert torch.allclose(one, found[name], TOLERANCE, TOLERANCE), f"{what}: {name}"
 
 
-def assert_agree(method: Method, world: World, **options: Any) -> None:
+def assert_agree(
+    method: Method, world: World, engine: type[InProcess] = Batched, **options: Any
+) -> None:
     plain, plain_states = played(method, world, InProcess)
-    stacked, stacked_states = played(method, world, Batched, **options)
+    stacked, stacked_states = played(method, world, engine, **options)
     for round, (expected, outcomes) in enumerate(zip(plain, stacked, strict=True), 1):
         assert list(expected) == list(outcomes) == list(world.clients)
         for node in expected:
@@ -630,6 +632,26 @@ def test_replayed_loops_give_the_very_same(
             check(expected[node].message, found[node].message)
             assert found[node].numbers == pytest.approx(expected[node].numbers, rel=1e-5)
     check(states, replayed_states)
+
+
+@pytest.mark.parametrize("least", [5, 6])
+def test_lanes_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Seen(Stack):
+        def __init__(self, loops: Sequence[Loop[Any]], *more: Any):
+            sizes.append(len(loops))
+            super().__init__(loops, *more)
+
+    sizes: list[int] = []
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    monkeypatch.setattr(lanes, "STACK", least)
+    monkeypatch.setattr("fedstill.engines.batched.Stack", Seen)
+    monkeypatch.setattr(MLP, "stacks_well", True)
+    world = vectors((20, 27, 23, 30, 8))
+    assert_agree(Invented(), world, SideBySide)
+    assert sizes == ([5, 5] if least == 5 else [])  # in each of two rounds
+    sizes.clear()
+    assert_agree(Synthetic(), world, SideBySide)  # trains images, not networks
+    assert not sizes
 
 
 def assert_rounded(left: Any, right: Any) -> None:

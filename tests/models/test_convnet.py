@@ -200,7 +200,7 @@ def test_a_gradient_of_a_gradient_is_refused_where_gains_would_spoil_it() -> Non
     ones = torch.ones(8, device="cuda")
     out = kernels.norm_relu_pool(maps, ones, ones, last=True).square().sum()
     (slope,) = torch.autograd.grad(out, maps, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
         torch.autograd.grad(slope.sum(), maps)
 
 

@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedstill.core import trees
 
@@ -72,13 +74,17 @@ class Part(NamedTuple):
     rows: Tensor  # [example], indices into the pool
 
 
+Gather = Callable[[int, int], list[tuple[list[int], B]]]
+"""Of the first so many plans at a step: which plans, and their batches stacked."""
+
+
 class Batches(Sequence[B], Generic[B]):
     """What each step of a loop sees: has a length, and its items are made on demand."""
 
     @classmethod
-    def together(cls, plans: Sequence[Sequence[B]], step: int) -> list[tuple[list[int], B]]:
-        """The batches of several plans at one step: which plans, and their batches stacked."""
-        return stacked_by_shape([plan[step] for plan in plans])
+    def together(cls, plans: Sequence[Sequence[B]]) -> Gather[B]:
+        """What gathers the batches of several plans, step by step."""
+        return lambda active, step: stacked_by_shape([plan[step] for plan in plans[:active]])
 
     def ahead(self, step: int, count: int) -> B | None:
         """The batches of so many steps from `step` on, stacked along a first axis.
@@ -148,18 +154,45 @@ class Plan(Batches[Batch]):
         return self.data.take(torch.stack(rows))
 
     @classmethod
-    def together(cls, plans: Sequence[Sequence[Batch]], step: int) -> list[tuple[list[int], Batch]]:
-        """One gather for all plans that draw as many examples from the same pool."""
+    def together(cls, plans: Sequence[Sequence[Batch]]) -> Gather[Batch]:
+        """One gather a step for all plans that draw as many examples from the same pool."""
+        known = [p for p in plans if isinstance(p, Plan) and len(p.data.parts) == 1]
+        return Gathering(known) if len(known) == len(plans) else super().together(plans)
+
+
+class Gathering:
+    """Plans that each read one pool; where their examples lie there is looked up once."""
+
+    def __init__(self, plans: Sequence[Plan]):
+        parts = [plan.data.parts[0] for plan in plans]
+        self.pools = [part.pool for part in parts]
+        self.sizes = [[len(row) for row in plan.rows] for plan in plans]
+        held = [
+            chosen(part.rows, torch.cat(plan.rows))
+            for part, plan in zip(parts, plans, strict=True)
+            if plan.rows
+        ]
+        self.rows = torch.cat(held) if held else torch.zeros(0, dtype=torch.long)
+        # [plan, step], where the rows of a step begin
+        begins = accumulate(chain.from_iterable(self.sizes), initial=0)
+        places = [torch.tensor(list(islice(begins, len(sizes)))) for sizes in self.sizes]
+        self.begins = pad_sequence(places, batch_first=True).to(self.rows.device)
+        self.counts = torch.arange(max(chain([0], *self.sizes)), device=self.rows.device)
+
+    def __call__(self, active: int, step: int) -> list[tuple[list[int], Batch]]:
         groups: dict[tuple[int, int], list[int]] = {}
-        for place, plan in enumerate(plans):
-            if not isinstance(plan, Plan) or len(plan.data.parts) != 1:
-                return stacked_by_shape([plan[step] for plan in plans])
-            groups.setdefault((id(plan.data.parts[0].pool), len(plan.rows[step])), []).append(place)
+        for place in range(active):
+            key = (id(self.pools[place]), self.sizes[place][step])
+            groups.setdefault(key, []).append(place)
         gathered = []
-        for places in groups.values():
-            mine: list[Plan] = [plans[i] for i in places]  # type: ignore[misc]
-            rows = [plan.data.parts[0].rows[plan.rows[step]] for plan in mine]
-            gathered.append((places, mine[0].data.parts[0].pool.take(torch.stack(rows))))
+        for (_, size), places in groups.items():
+            begins = self.begins[:, step]
+            if len(places) == active:
+                begins = begins[:active]
+            else:
+                begins = begins[torch.tensor(places, device=begins.device)]
+            rows = chosen(self.rows, begins.unsqueeze(1) + self.counts[:size])
+            gathered.append((places, self.pools[places[0]].take(rows)))
         return merged(gathered)
 
 

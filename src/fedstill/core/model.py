@@ -98,6 +98,11 @@ class Network:
         return {name: law.sample(rng) for name, law in self.laws().items()}
 
     @property
+    def stacks_well(self) -> bool:
+        """Whether many such networks train faster on a GPU as a stack than side by side."""
+        return False
+
+    @property
     def evaluating(self) -> Self:
         """The same network in evaluation mode."""
         return replace(self, training=False, notes=None)

@@ -27,6 +27,11 @@ def use(precision: Precision) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "half"
 
 
+def half_asked_for() -> bool:
+    """Whether half precision is to be used where it does no harm."""
+    return _now == "half"
+
+
 def half_will_do(x: Tensor) -> bool:
     """Whether a pass over these may be made in half precision."""
-    return _now == "half" and x.is_cuda and x.dtype == torch.float32
+    return half_asked_for() and x.is_cuda and x.dtype == torch.float32

@@ -70,8 +70,9 @@ class Batched(InProcess):
             self._run_loops(step, round, waiting)
             for actor in waiting:
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
-        made = {actor.node.id: self._committed(actor.node, actor.message) for actor in actors}
-        return {id: outcomes.get(id) or made[id] for id in inboxes}
+        made = self._all_committed([(actor.node, actor.message) for actor in actors])
+        outcomes |= {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
+        return {id: outcomes[id] for id in inboxes}
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """Run the loops that nodes wait for, and put down each one's answer.

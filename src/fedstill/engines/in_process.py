@@ -144,11 +144,32 @@ class InProcess:
         return self.absences(self.method, step.name, round, id) if self.absences else None
 
     def _committed(self, node: Node[Any], message: Any) -> Outcome:
-        """Keep the memory of a step that succeeded; move its numbers to the host.
+        """Keep the memory of a step that succeeded; move its numbers to the host."""
+        return self._all_committed([(node, message)])[0]
 
-        A message is looked at now, since a moment later the processor has to fetch it again.
+    def _all_committed(self, ended: Sequence[tuple[Node[Any], Any]]) -> list[Outcome]:
+        """The same for several nodes; the host waits for the device once or twice, not for each.
+
+        Messages are looked at now, since a moment later the processor has to fetch them again.
         """
-        self.states[node.id] = node.state
-        numbers = {name: float(number) for name, number in node.numbers.items()}
-        bad = algebra.not_finite(message) if isinstance(message, Message) else None
-        return Outcome(message, numbers, tuple(node.spent), dict(node.rejected), bad=bad)
+        sent = [message for _, message in ended if isinstance(message, Message)]
+        strange = iter(algebra.not_finite_each(sent))
+        told = iter(_on_host([n for node, _ in ended for n in node.numbers.values()]))
+        outcomes = []
+        for node, message in ended:
+            self.states[node.id] = node.state
+            numbers = {name: next(told) for name in node.numbers}
+            bad = next(strange) if isinstance(message, Message) else None
+            outcomes.append(
+                Outcome(message, numbers, tuple(node.spent), dict(node.rejected), bad=bad)
+            )
+        return outcomes
+
+
+def _on_host(numbers: Sequence[float | Tensor]) -> list[float]:
+    """Numbers that may be on a device, fetched together."""
+    there = [n.detach() for n in numbers if isinstance(n, Tensor) and n.is_cuda]
+    if len({n.dtype for n in there}) > 1:
+        there = [n.double() for n in there]
+    fetched = iter(torch.stack(there).tolist() if there else [])
+    return [next(fetched) if isinstance(n, Tensor) and n.is_cuda else float(n) for n in numbers]

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
-from fedstill.core.loop import Loop
+from fedstill.core.loop import Descent, Loop
 from fedstill.core.method import Step
 from fedstill.engines.batched import Acting, Batched, failed
 from fedstill.engines.recorded import CudaGraphs, Ended, Recorder, worthwhile
 
 LANES = 8  # more do not make a GPU do more, and each has memory of its own
+STACK = 8  # so many loops of networks that stack well are a stack
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +129,12 @@ class Lanes(Batched):
             self.road = Road(lambda: cuda_lane(self.device, self.notes), lanes, self.notes)
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
-        """Recordable loops in lanes; what is left as `in_process` would."""
+        """What stacks well in stacks, recordable loops in lanes, the rest as `in_process` would."""
+        if self.road is not None:
+            stacked = [kin for kin in self._kin(waiting) if stacks_well(kin)]
+            super()._run_loops(step, round, list(chain.from_iterable(stacked)))
+            done = {id(actor) for kin in stacked for actor in kin}
+            waiting = [actor for actor in waiting if id(actor) not in done]
         fit: list[Acting] = []
         left: list[Acting] = []
         for actor in waiting:
@@ -155,3 +162,13 @@ class Lanes(Batched):
             actor.answer, loss = end
             actor.node.log(loss=loss)
         return left
+
+
+def stacks_well(kin: Sequence[Acting]) -> bool:
+    """Whether these loops train enough networks of a kind that is faster as a stack."""
+    loop = kin[0].waiting
+    if loop is None or not isinstance(loop.body, Descent) or loop.body.privacy is not None:
+        return False
+    value = loop.carry[0]
+    trains = isinstance(value, dict) and value.keys() == loop.body.model.laws().keys()
+    return len(kin) >= STACK and trains and loop.body.model.stacks_well

@@ -30,7 +30,8 @@ class Stack:
         self.loops = loops
         self.plans = [loop.batches for loop in loops]
         plan = self.plans[0]
-        self.gather = plan.together if isinstance(plan, Batches) else Batches.together
+        together = plan.together if isinstance(plan, Batches) else Batches.together
+        self.gather = together(self.plans)
         self.carry = trees.tensors(trees.stack([loop.carry for loop in loops]))
         rows = zip(*(trees.tensors(dict(loop.given)) for loop in loops), strict=True)
         self.given = [shared_or_stacked(row) for row in rows]
@@ -52,7 +53,7 @@ class Stack:
             self.step = step
             active = sum(length > step for length in lengths)
             self._dismiss(active)
-            for places, batch in self.gather(self.plans[:active], step):
+            for places, batch in self.gather(active, step):
                 everyone = places == list(range(active))
                 if self.recording and everyone and alike[active] >= WORTHWHILE:
                     self.recording.replay(self.loops[0], active, batch)
@@ -83,9 +84,9 @@ class Stack:
     def _dismiss(self, active: int) -> None:
         """Set aside the carries of loops that have ended."""
         present = len(self.loops) - len(self.done)
-        for i in reversed(range(active, present)):
-            self.done.append([tensor[i].clone() for tensor in self.carry])
         if active < present:
+            rows = [tensor[active:present].clone().unbind() for tensor in self.carry]
+            self.done += reversed([list(carry) for carry in zip(*rows, strict=True)])
             self.carry = [tensor[:active] for tensor in self.carry]
 
     def _advance(self, places: list[int], active: int, batch: Any) -> None:

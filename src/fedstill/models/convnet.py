@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
-from fedstill.core.precision import half_will_do
+from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
@@ -97,6 +97,10 @@ class ConvNet(Scalable):
             x = self._pooled(weights, f"norm{block}", x)
             maps.append(x)
         return maps
+
+    @property
+    def stacks_well(self) -> bool:
+        return half_asked_for() and self._in_fours and _kernels("stacked_kernels") is not None
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""

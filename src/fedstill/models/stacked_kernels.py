@@ -36,17 +36,25 @@ class Tiles(NamedTuple):
     stages: int
 
 
+# The choices below were the best of some on an H200.
+
+
 def convolution_tiles(inputs: int, outputs: int) -> Tiles:
     """For a convolution from so many channels to so many; also the one back to its input."""
     out = _tile(outputs, 128)
     seen = 32 if inputs == 32 else _tile(9 * inputs, 64)
+    if seen < 64 and out == 128:  # images
+        return Tiles(64, out, seen, 4, 2)
     return Tiles(128, out, seen, 8 if out == 128 else 4, 3)
 
 
 def weighing_tiles(inputs: int, outputs: int) -> Tiles:
     """For the gradient of a convolution's weights."""
-    seen, out = _tile(9 * inputs, 128), _tile(outputs, 128)
-    return Tiles(64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
+    out = _tile(outputs, 128)
+    if out == 128:
+        return Tiles(64, out, _tile(9 * inputs, 64), 4, 3 if inputs < 16 else 4)
+    seen = _tile(9 * inputs, 128)
+    return Tiles(128 if inputs < 16 else 64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
 
 
 class NormTiles(NamedTuple):
@@ -60,7 +68,9 @@ class NormTiles(NamedTuple):
 def norm_tiles(channels: int, height: int, width: int) -> NormTiles:
     """For maps of a height and a width."""
     places = triton.next_power_of_2((height // 2) * (width // 2))
-    return NormTiles(places, max(1, min(triton.next_power_of_2(channels), 4096 // places)), 8)
+    numbers = 8192 if places >= 256 else 4096  # of a program
+    together = min(triton.next_power_of_2(channels), max(1, numbers // places))
+    return NormTiles(places, together, 8 if places * together > 4096 else 4)
 
 
 PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
