@@ -51,7 +51,7 @@ def test_a_pass_and_its_gradient_are_those_of_the_plain_operations(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr("fedstill.models.by_pixel.half_will_do", lambda x: half)
     maps, slopes, notes = told(model)
-    monkeypatch.setattr("fedstill.models.by_pixel._plain_on_gpu", lambda *tensors: False)
+    monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: False)
     exact_maps, exact, exact_notes = told(model)
     for one, other in zip(maps, exact_maps, strict=True):
         assert one.dtype == torch.float32
@@ -67,22 +67,22 @@ def test_a_pass_and_its_gradient_are_those_of_the_plain_operations(
 
 
 def test_other_norms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstill.models.by_pixel._plain_on_gpu", lambda *tensors: True)
+    monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: True)
     monkeypatch.setattr("fedstill.models.by_pixel.half_will_do", lambda x: True)
     model = Conv4((3, 16, 16), 5, (4, 8, 8, 12), norm="group")
     found = told(model)[0]
-    monkeypatch.setattr("fedstill.models.by_pixel._plain_on_gpu", lambda *tensors: False)
+    monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: False)
     assert all(torch.equal(one, other) for one, other in zip(found, told(model)[0], strict=True))
 
 
 def test_evaluation_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstill.models.by_pixel._plain_on_gpu", lambda *tensors: True)
+    monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: True)
     monkeypatch.setattr("fedstill.models.by_pixel.half_will_do", lambda x: True)
     model = Conv4((3, 16, 16), 5, (4, 8, 8, 12))
     weights, x = model.init(0), noise(4, 3, 16, 16)
     with torch.no_grad():
         found = model(weights, x)
-    monkeypatch.setattr("fedstill.models.by_pixel._plain_on_gpu", lambda *tensors: False)
+    monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: False)
     with torch.no_grad():
         assert torch.equal(found, model(weights, x))
 

@@ -31,7 +31,7 @@ def entered(weights: Weights, x: Tensor, *, first: str, norm: Norm) -> tuple[Wei
     no gradient is asked for, off a GPU, under `torch.func`, and with norms that want another order.
     """
     by_batch = norm in ("batch", "static", "none")
-    if not (by_batch and torch.is_grad_enabled() and _plain_on_gpu(x, *weights.values())):
+    if not (by_batch and torch.is_grad_enabled() and plain_on_gpu(x, *weights.values())):
         return weights, x, _as_it_is
     if not half_will_do(x):
         turned = {
@@ -98,6 +98,10 @@ class _Back(torch.autograd.Function):
         return louder
 
 
-def _plain_on_gpu(*tensors: Tensor) -> bool:
+def plain_on_gpu(*tensors: Tensor) -> bool:
+    """Whether kernels may be handed these: single precision, outside of `torch.func`."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return all(tensor.is_cuda and not wrapped(tensor) for tensor in tensors)
+    return all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
+        for tensor in tensors
+    )

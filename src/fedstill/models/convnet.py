@@ -17,9 +17,8 @@ from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
+from fedstill.models.by_pixel import GAIN, plain_on_gpu
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
-
-GAIN = 1024.0  # of gradients in half precision; a power of two rounds nothing
 
 Activation = Literal["relu", "leaky_relu", "sigmoid", "swish"]
 Pooling = Literal["avg", "max", "none"]
@@ -124,7 +123,7 @@ class ConvNet(Scalable):
             return None
         used = [self._block_weights(weights, block) for block in range(self.depth)]
         tensors = [x, *(tensor for block in used for tensor in block)]
-        if _plain_on_gpu(*tensors) and (kernels := _kernels("half_kernels")) is not None:
+        if plain_on_gpu(*tensors) and (kernels := _kernels("half_kernels")) is not None:
             return self._half_stages(kernels, used, x, only_last)
         if _stacked_on_gpu(*tensors) and (kernels := _kernels("stacked_kernels")) is not None:
             return self._stacked_stages(kernels, used, x, only_last)
@@ -186,7 +185,7 @@ class ConvNet(Scalable):
         """Norm, activation and pooling; as one kernel where that can be."""
         if self._fused:
             scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            if _plain_on_gpu(x, scale, shift) and (kernels := _kernels()) is not None:
+            if plain_on_gpu(x, scale, shift) and (kernels := _kernels()) is not None:
                 fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return fused
         x = self.normalise(weights, name, x, self.norm)
@@ -208,15 +207,6 @@ def _in_half(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = (F.pad(tensor, (0, 0, 0, 0, 0, missing)) for tensor in (x, weight))
     by_pixel = torch.channels_last
     return x.to(torch.half, memory_format=by_pixel), weight.to(torch.half, memory_format=by_pixel)
-
-
-def _plain_on_gpu(*tensors: Tensor) -> bool:
-    """Whether a kernel may be handed these: single precision, outside of `torch.func`."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return all(
-        tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
-        for tensor in tensors
-    )
 
 
 def _stacked_on_gpu(*tensors: Tensor) -> bool:

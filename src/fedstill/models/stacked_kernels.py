@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedstill.models.convnet import GAIN
+from fedstill.models.by_pixel import GAIN
 from fedstill.models.kernels import EPS
 
 
