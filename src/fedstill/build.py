@@ -72,6 +72,8 @@ class Built:
         names = list(population.clients)
         self.store = FolderStore(recipe.run.cache_dir)
         self.notes = [*self.collection.notes, *public_notes(recipe, self.public)]
+        if recipe.engine.precision == "half":
+            self.notes += half_notes(self.device, networks)
         self.real = population
         self.graph = made_graph(recipe, names)
         if recipe.data.virtual is not None and not recipe.method.distils:
@@ -377,6 +379,14 @@ def chosen_device(name: str, seat: int | None = None) -> torch.device:
     if name == "cuda" and seat is not None:
         return torch.device("cuda", seat % torch.cuda.device_count())
     return device
+
+
+def half_notes(device: torch.device, networks: Iterable[Model]) -> list[str]:
+    """What is not computed in half precision though it was asked for."""
+    if device.type != "cuda":
+        return ["half precision is for a GPU; on a CPU all is single precision"]
+    names = sorted({str(model.describe()["name"]) for model in networks if not model.takes_half})
+    return [f"{name}: not in half precision here, but as with tf32" for name in names]
 
 
 def chosen_threads(device: torch.device, networks: Iterable[Model]) -> int:

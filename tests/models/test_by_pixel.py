@@ -11,6 +11,7 @@ from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 from fedstill.models.alexnet import AlexNet
 from fedstill.models.conv4 import Conv4
+from fedstill.models.mlp import MLP
 from fedstill.models.preresnet import PreResNet18
 
 NETWORKS = [
@@ -92,3 +93,9 @@ def test_the_constant_before_a_static_norm_counts_for_nothing() -> None:
     weights = model.init(1)
     moved = {n: t + 7 if n == "conv0.bias" else t for n, t in weights.items()}
     assert torch.equal(model(weights, noise(4, 3, 16, 16)), model(moved, noise(4, 3, 16, 16)))
+
+
+def test_who_takes_half_precision_says_so() -> None:
+    assert all(model.takes_half for model in NETWORKS)
+    assert not Conv4((3, 16, 16), 5, (4, 8, 8, 12), norm="group").takes_half
+    assert not MLP((4,), 3).takes_half

@@ -98,6 +98,11 @@ class Network:
         return {name: law.sample(rng) for name, law in self.laws().items()}
 
     @property
+    def takes_half(self) -> bool:
+        """Whether it can train in half precision on a GPU (see `core.precision`)."""
+        return False
+
+    @property
     def stacks_well(self) -> bool:
         """Whether many such networks train faster on a GPU as a stack than side by side."""
         return False

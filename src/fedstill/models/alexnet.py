@@ -56,6 +56,10 @@ class AlexNet(Model):
             )
         return laws | linear_laws("head", channels * height * width, self.classes)
 
+    @property
+    def takes_half(self) -> bool:
+        return True
+
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
         weights, x, back = entered(weights, x, first="conv0.weight", norm="none")

@@ -21,6 +21,8 @@ from fedstill.core.records import Weights
 
 GAIN = 1024.0  # of gradients in half precision; a power of two rounds nothing
 
+BY_BATCH = ("batch", "static", "none")  # norms that take maps by pixel; others turn them round
+
 Back = Callable[[Tensor], Tensor]
 
 
@@ -30,8 +32,7 @@ def entered(weights: Weights, x: Tensor, *, first: str, norm: Norm) -> tuple[Wei
     `first` names the weights of the convolution that sees the images. All is left as it was where
     no gradient is asked for, off a GPU, under `torch.func`, and with norms that want another order.
     """
-    by_batch = norm in ("batch", "static", "none")
-    if not (by_batch and torch.is_grad_enabled() and plain_on_gpu(x, *weights.values())):
+    if not (norm in BY_BATCH and torch.is_grad_enabled() and plain_on_gpu(x, *weights.values())):
         return weights, x, _as_it_is
     if not half_will_do(x):
         turned = {

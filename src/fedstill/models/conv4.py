@@ -11,7 +11,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Law, Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import entered
+from fedstill.models.by_pixel import BY_BATCH, entered
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -51,6 +51,10 @@ class Conv4(Scalable):
             height, width = height // 2, width // 2
         laws |= linear_laws("head", kept[-1], self.classes)
         return laws | {"head.bias": Law((self.classes,), "zeros")}
+
+    @property
+    def takes_half(self) -> bool:
+        return self.norm in BY_BATCH
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The maps of the blocks, then the pooled vector."""

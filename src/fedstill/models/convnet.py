@@ -98,6 +98,10 @@ class ConvNet(Scalable):
         return maps
 
     @property
+    def takes_half(self) -> bool:
+        return self._in_fours and _kernels("half_kernels") is not None
+
+    @property
     def stacks_well(self) -> bool:
         return half_asked_for() and self._in_fours and _kernels("stacked_kernels") is not None
 

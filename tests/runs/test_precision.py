@@ -1,0 +1,29 @@
+"""Half precision where it cannot be had: the run goes on, and its notes say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fedstill import runs
+from fedstill.build import half_notes
+from fedstill.config import checked
+from fedstill.models import MLP, AlexNet, ConvNet
+from small_recipes import tables
+
+
+def test_what_is_not_in_half_precision_is_noted() -> None:
+    convnet = ConvNet((3, 8, 8), 2, norm="group")
+    gpu = torch.device("cuda")
+    assert half_notes(gpu, [convnet, MLP((4,), 2), AlexNet((3, 8, 8), 2)]) == [
+        "convnet: not in half precision here, but as with tf32",
+        "mlp: not in half precision here, but as with tf32",
+    ]
+    assert "on a CPU all is single precision" in half_notes(torch.device("cpu"), [])[0]
+
+
+def test_a_run_on_a_cpu_notes_that_it_is_in_single_precision(tmp_path: Path) -> None:
+    (recipe,) = checked(tables(tmp_path, engine={"precision": "half"}))
+    runs.begin(recipe, tmp_path / "run")
+    assert "half precision is for a GPU" in (tmp_path / "run" / "notes.csv").read_text()
