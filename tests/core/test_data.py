@@ -53,6 +53,15 @@ def test_a_plan_with_the_same_generator_is_the_same_plan() -> None:
     assert [numbers(b.x) for b in first] == [numbers(b.x) for b in second]
 
 
+@pytest.mark.parametrize("steps", [1, 3, 4, 7])
+def test_steps_cut_as_many_epochs_as_they_need(steps: int) -> None:
+    data = pool(0, 10).all()
+    plan = data.batches(4, generator(0, "plan"), steps=steps)
+    long = data.batches(4, generator(0, "plan"), epochs=3)
+    assert len(plan) == steps
+    assert all(torch.equal(one, other) for one, other in zip(plan.rows, long.rows, strict=False))
+
+
 def test_no_examples_make_no_batches() -> None:
     assert list(Data().batches(4, generator(0), epochs=3)) == []
     assert len(Data()) == 0 and Data().labels.shape == (0,)

@@ -110,3 +110,15 @@ def test_the_local_order_is_drawn_anew_in_every_round() -> None:
     engine = InProcess(method, world)
     orders = [engine.node("c0", round, "update").rng("order").initial_seed() for round in (1, 2)]
     assert orders[0] != orders[1]
+
+
+def test_every_client_takes_the_same_number_of_steps() -> None:
+    sizes = (20, 27, 5, 8)
+    world, method = vectors(sizes), FedAvg(lr=0.1, batch_size=8, epochs=9, round_steps=5)
+    engine = InProcess(method, world)
+    used = [36, 35, 25, 40]  # of 20 examples 8, 8, 4, 8, 8
+    for client, size, count in zip(world.clients, sizes, used, strict=True):
+        plan = method.batches(engine.node(client, 1, "update"))
+        assert len(plan) == 5 and sum(map(len, plan.rows)) == count
+        assert method.used(Up({}, size)) == count
+    assert method.used(Up({}, 0)) == 0

@@ -7,6 +7,7 @@ indices; it is gathered and normalised when a loop asks for it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -292,13 +293,22 @@ class Data:
             return Data((Part(pool, rows[index]),))
         return Data.of(*self.take(index))
 
-    def batches(self, size: int, rng: Generator, *, epochs: int = 1) -> Plan:
-        """A plan of `epochs` passes, each in an order of its own; the last batch may be smaller."""
+    def batches(
+        self, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
+    ) -> Plan:
+        """A plan of `epochs` passes, each in an order of its own; the last batch may be smaller.
+
+        With `steps` there are as many passes as so many steps need.
+        """
+        if not len(self):
+            return Plan(self, [])
+        if steps is not None:
+            epochs = math.ceil(steps / math.ceil(len(self) / size))
         rows: list[Tensor] = []
         for _ in range(epochs):
             order = torch.randperm(len(self), generator=rng).to(self.device)
             rows += torch.split(order, size)
-        return Plan(self, rows if len(self) else [])
+        return Plan(self, rows[:steps])
 
     def digest(self) -> str:
         """The sha256 of these examples as they are stored, their labels and normalisation."""

@@ -6,6 +6,7 @@ from Decentralized Data. AISTATS 2017. Algorithm 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Never
@@ -29,6 +30,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.data import Plan
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
 
 
@@ -57,6 +59,7 @@ class FedAvg(Method):
 
     lr: Positive = 0.01
     epochs: Count = 1
+    round_steps: Count | None = None  # of a client, in place of epochs
     batch_size: Count = 32
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
@@ -87,11 +90,17 @@ class FedAvg(Method):
 
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """Weights after the local epochs, and the number of steps they took."""
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches = self.batches(client)
         weights = await minimize(
             self.objective, client.model, start, batches, self.optimizer, start=start
         )
         return weights, len(batches)
+
+    def batches(self, client: Node[Any]) -> Plan:
+        """The batches of a client's round."""
+        return client.data.batches(
+            self.batch_size, client.rng("order"), epochs=self.epochs, steps=self.round_steps
+        )
 
     def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
         """The local loss."""
@@ -103,7 +112,14 @@ class FedAvg(Method):
 
     def used(self, up: Up) -> int:
         """How many examples a client trained on in a round, repeats counted."""
-        return self.epochs * up.examples
+        if self.round_steps is None or not up.examples:
+            return self.epochs * up.examples
+        passes, more = divmod(self.round_steps, self.in_a_pass(up.examples))
+        return passes * up.examples + min(more * self.batch_size, up.examples)
+
+    def in_a_pass(self, examples: int) -> int:
+        """How many batches there are of so many examples."""
+        return math.ceil(examples / self.batch_size)
 
     def shares(self, ups: Sequence[Up]) -> list[float]:
         """Each client's weight in the mean: its number of examples, or one."""

@@ -108,7 +108,7 @@ class FedGen(FedAvg):
         """Train on local examples, from round 2 on with generated features beside them."""
         start, generator = inbox.only().weights, inbox.only().generator
         model = self.network(client.model)
-        real = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        real = self.batches(client)
         if client.round > 1 and (self.alpha or self.beta):
             weights = await minimize(
                 self.guided, model, start, self.draws(client, real), self.optimizer,
@@ -174,7 +174,7 @@ class FedGen(FedAvg):
         maker, classes = self.generator(client.model), client.model.classes
         noise = maker.noise(client.rng("noise"), len(real), self.batch_size).to(client.device)
         free = drawn(maker, client, torch.ones(classes), len(real), self.free_batch)
-        guided_steps = len(real) // self.epochs * self.guided_epochs
+        guided_steps = self.in_a_pass(len(client.data)) * self.guided_epochs
         strength = self.decay ** (client.round - 1)
 
         def make(step: int) -> Guided:

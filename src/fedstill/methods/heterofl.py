@@ -155,7 +155,7 @@ class HeteroFL(FedAvg):
 
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """A part after the local epochs, and the number of steps they took."""
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches = self.batches(client)
         model, held = self.narrowed(client, client.id), self.held(client)
         weights = await minimize(
             self.objective, model, start, batches, self.optimizer, start=start, held=held

@@ -48,7 +48,7 @@ class Moon(FedAvg):
     async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Train from the global weights, near them and away from the last own ones."""
         start = inbox.only().weights
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches = self.batches(client)
         weights = await minimize(
             self.contrasted, self.network(client), start, batches, self.optimizer,
             start=start, previous=client.state.previous,

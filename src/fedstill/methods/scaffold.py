@@ -83,7 +83,7 @@ class Scaffold(FedAvg):
         """Train with the corrected gradient, then renew the own control."""
         start, common = inbox.only().weights, inbox.only().control
         own = client.state.control
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches = self.batches(client)
         drift = algebra.sub(common, own)
         weights = await minimize(
             self.corrected, client.model, start, batches, self.optimizer, start=start, drift=drift

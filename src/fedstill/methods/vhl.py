@@ -101,7 +101,7 @@ class VHL(FedAvg):
     async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Train on local examples and virtual images from the global weights."""
         start, model = inbox.only().weights, self.network(client.model)
-        real = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        real = self.batches(client)
         if self.alpha or self.weight:
             weights = await minimize(
                 self.aligned, model, start, self.mixed(client, real), self.optimizer
@@ -136,7 +136,7 @@ class VHL(FedAvg):
         total = self.per_class * client.model.classes
         size = min(self.virtual_batch, total)
         drawn = [torch.randperm(total, generator=rng)[:size] for _ in range(len(real))]
-        aligned_steps = len(real) // self.epochs * self.aligned_epochs
+        aligned_steps = self.in_a_pass(len(client.data)) * self.aligned_epochs
 
         def make(step: int) -> Mixed:
             images = own.images if own.seed is None else self.made(client, own.seed)

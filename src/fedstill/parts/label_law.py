@@ -22,8 +22,10 @@ class Counted(Data):
 
     plans: list[Plan] = field(default_factory=list)
 
-    def batches(self, size: int, rng: Generator, *, epochs: int = 1) -> Plan:
-        plan = super().batches(size, rng, epochs=epochs)
+    def batches(
+        self, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
+    ) -> Plan:
+        plan = super().batches(size, rng, epochs=epochs, steps=steps)
         self.plans.append(plan)
         return plan
 
