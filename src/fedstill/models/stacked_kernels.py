@@ -12,6 +12,7 @@ small numbers to nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -130,9 +131,9 @@ class _Block(torch.autograd.Function):
         of_x, of_weight = ctx.needs_input_grad[:2]
         x, *norm, laid = ctx.saved_tensors
         with torch.no_grad():
-            *norm, slope = _NormSlopes.apply(slope, *norm)  # type: ignore[no-untyped-call]
-            to_x = _ImageSlopes.apply(slope, x, laid, ctx.padding) if of_x else None  # type: ignore[no-untyped-call]
-            to_weight = _WeightSlopes.apply(slope, x, ctx.padding) if of_weight else None  # type: ignore[no-untyped-call]
+            *norm, slope = _NormSlopes.apply(slope, *norm)
+            to_x = _ImageSlopes.apply(slope, x, laid, ctx.padding) if of_x else None
+            to_weight = _WeightSlopes.apply(slope, x, ctx.padding) if of_weight else None
         return to_x, to_weight, *norm, None
 
     @staticmethod
@@ -140,52 +141,24 @@ class _Block(torch.autograd.Function):
         return _forward(*_stacked(info, in_dims, inputs)), 0
 
 
-class _NormSlopes(torch.autograd.Function):
-    """Gradients of scale, of shift and, loud, of the maps before the norm."""
+def _function(launch: Callable[..., Any]) -> Any:
+    """A launch for stacks as `torch.func` wants it: with a rule for a vmap, without a gradient."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in norm_slopes(*_stacked_once(inputs)))
+    class Launched(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            made = launch(*_stacked_once(inputs))
+            return tuple(one[0] for one in made) if isinstance(made, tuple) else made[0]
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return norm_slopes(*_stacked(info, in_dims, inputs)), 0
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+            return launch(*_stacked(info, in_dims, inputs)), 0
 
-
-class _ImageSlopes(torch.autograd.Function):
-    """The gradient of what a convolution reads."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return image_slopes(*_stacked_once(inputs))[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return image_slopes(*_stacked(info, in_dims, inputs)), 0
-
-
-class _WeightSlopes(torch.autograd.Function):
-    """The gradient of a convolution's weights."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return weight_slopes(*_stacked_once(inputs))[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return weight_slopes(*_stacked(info, in_dims, inputs)), 0
+    return Launched
 
 
 def _stacked_once(inputs: tuple[Any, ...]) -> list[Any]:
@@ -335,6 +308,11 @@ def norm_slopes(
             tiles.places, tiles.channels, num_warps=tiles.warps,
         )  # fmt: skip
     return to_scale.sum(1), to_shift.sum(1), to_maps
+
+
+_NormSlopes = _function(norm_slopes)
+_ImageSlopes = _function(image_slopes)
+_WeightSlopes = _function(weight_slopes)
 
 
 def _tile(channels: int, most: int) -> int:
