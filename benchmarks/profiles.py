@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="on a CPU, to see that it works")
     options = parser.parse_args()
     device = torch.device("cpu" if options.small else "cuda")
-    with bench._as_in_a_run():
+    with bench.as_in_a_run():
         loops = [profiled(name, case, device) for name, case in CASES.items()]
     found = {
         "when": time.strftime("%Y-%m-%d"), "machine": bench.machine(), "peak": PEAK, "loops": loops,
@@ -72,15 +72,15 @@ def profiled(name: str, case: Case, device: torch.device) -> dict[str, Any]:
     sizes = replace(sizes, clients=case.clients)
     method, people = benchmark.method(sizes), bench.Crowd.of(sizes, device)
     engine = case.made(method, people)
-    step, inboxes = bench._work(method, engine, people)
+    step, inboxes = bench.work_of(method, engine, people)
     precision.use(case.precision)
     for number in range(2):
         engine.play(step, number, inboxes)
     watched = ProfilerActivity.CPU if small else ProfilerActivity.CUDA
     with profile(activities=[watched]) as seen:
-        began = bench._now(device)
+        began = bench.now(device)
         engine.play(step, 2, inboxes)
-        seconds = bench._now(device) - began
+        seconds = bench.now(device) - began
     steps = sizes.clients * sizes.steps
     kernels = [
         {

@@ -144,7 +144,7 @@ def measured(name: str, device: torch.device, *, sizes: Sizes, repeat: int) -> d
     """Every case of a benchmark, as it is written to a file."""
     benchmark = BENCHMARKS[name]
     facts = machine()  # before the work, so that the load is that of others
-    with _as_in_a_run():
+    with as_in_a_run():
         found = [
             _timed(benchmark, case, replace(sizes, clients=case.clients), device, repeat)
             for case in cases(benchmark, sizes, device)
@@ -194,14 +194,14 @@ def _timed(
     method = benchmark.method(sizes)
     people = Crowd.of(sizes, device)
     engine = case.made(method, people)
-    step, inboxes = _work(method, engine, people)
+    step, inboxes = work_of(method, engine, people)
     _forget_peak(device)
     precision.use(case.precision)
     try:
         for number in range(repeat + 1):
-            began = _now(device)
+            began = now(device)
             engine.play(step, number, inboxes)
-            seconds = _now(device) - began
+            seconds = now(device) - began
             if number:
                 found.seconds.append(seconds)
             else:
@@ -218,7 +218,7 @@ def _timed(
     return found
 
 
-def _work(
+def work_of(
     method: Method, engine: Engine, people: Crowd
 ) -> tuple[Step, Mapping[NodeId, Inbox[Any]]]:
     """The step that is timed, and what the clients have heard before it."""
@@ -274,7 +274,7 @@ class Crowd:
 
 
 @contextmanager
-def _as_in_a_run() -> Iterator[None]:
+def as_in_a_run() -> Iterator[None]:
     """The choice of kernels that a run makes, so that two with one seed are equal."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
@@ -285,7 +285,7 @@ def _as_in_a_run() -> Iterator[None]:
         precision.use("tf32")
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """The clock when the device has done all that it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

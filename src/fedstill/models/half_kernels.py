@@ -142,8 +142,8 @@ def _forward(
     mean, factor = scale.new_empty(images, channels), scale.new_empty(images, channels)
     programs, places, group = _tiles(maps)
     _norm_relu_pool[programs](
-        maps, scale, shift, pooled, mean, factor, channels, EPS, last, height, width, places,
-        group, num_warps=_warps(4 * places * group),
+        maps, scale, shift, pooled, mean, factor, images, channels, EPS, last, height, width,
+        places, group, num_warps=_warps(4 * places * group),
     )  # fmt: skip
     return pooled, mean, factor
 
@@ -234,10 +234,13 @@ def _places(out, channel, channels, pixels, BY_CHANNEL: tl.constexpr):
 
 @triton.jit
 def _norm_relu_pool(
-    maps, scale, shift, pooled, means, factors, channels, eps, LAST: tl.constexpr,
+    maps, scale, shift, pooled, means, factors, images, channels, eps, LAST: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of one image; the four pixels of a pooled one lie in four tiles."""
+    """Some channels of one image; the four pixels of a pooled one lie in four tiles.
+
+    After every so many `images` comes another scale and shift, of the next network of a stack.
+    """
     groups = tl.cdiv(channels, GROUP)
     one = tl.program_id(0) // groups
     channel = tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP)
@@ -259,8 +262,9 @@ def _norm_relu_pool(
     factor = 1.0 / tl.sqrt(tl.sum(a * a + b * b + c * c + d * d, 0) / pixels + eps)
     tl.store(means + one * channels + channel, mean, mask=known)
     tl.store(factors + one * channels + channel, factor, mask=known)
-    slope = (tl.load(scale + channel, mask=known, other=0.0) * factor)[None, :]
-    offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
+    own = one // images * channels + channel
+    slope = (tl.load(scale + own, mask=known, other=0.0) * factor)[None, :]
+    offset = tl.load(shift + own, mask=known, other=0.0)[None, :]
     total = tl.maximum(a * slope + offset, 0.0) + tl.maximum(b * slope + offset, 0.0)
     total += tl.maximum(c * slope + offset, 0.0) + tl.maximum(d * slope + offset, 0.0)
     where = pooled + one.to(tl.int64) * (pixels // 4) * channels

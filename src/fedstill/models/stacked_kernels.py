@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedstill.models.by_pixel import GAIN
+from fedstill.models.half_kernels import _norm_relu_pool, _under
 from fedstill.models.kernels import EPS
 
 
@@ -279,9 +280,9 @@ def normed(
     factor = torch.empty_like(mean)
     tiles = tiles or norm_tiles(channels, height, width)
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
-        _norm_relu_pool[(members * images, triton.cdiv(channels, tiles.channels))](
+        _norm_relu_pool[(members * images * triton.cdiv(channels, tiles.channels),)](
             maps, scale.contiguous(), shift.contiguous(), pooled, mean, factor, images, channels,
-            EPS, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
+            EPS, False, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
         )  # fmt: skip
     return pooled, maps, mean, factor
 
@@ -418,50 +419,6 @@ def _weigh(
     first = out + (member * shares + number) * (9 * IN * OUT)
     place = (part * 9 + tap)[:, None] + channel[None, :] * (9 * IN)
     tl.store(first + place, total * gain, mask=known[:, None] & counts[None, :])
-
-
-@triton.jit
-def _under(out, channel, channels, NUMBER: tl.constexpr, WIDTH: tl.constexpr):
-    """[pooled pixel, channel], where one of the four pixels under each pooled one lies."""
-    wide: tl.constexpr = WIDTH // 2
-    pixel = (out // wide * 2 + NUMBER // 2) * WIDTH + out % wide * 2 + NUMBER % 2
-    return pixel[:, None] * channels + channel[None, :]
-
-
-@triton.jit
-def _norm_relu_pool(
-    maps, scale, shift, pooled, means, factors, images, channels, eps,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """Some channels of one image; the four pixels of a pooled one lie in four tiles."""
-    one = tl.program_id(0)
-    channel = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
-    known = channel < channels
-    pixels: tl.constexpr = HEIGHT * WIDTH
-    out = tl.arange(0, PLACES)
-    fits = (out < pixels // 4)[:, None] & known[None, :]
-    start = maps + one.to(tl.int64) * pixels * channels
-    a = tl.load(start + _under(out, channel, channels, 0, WIDTH), mask=fits, other=0.0)
-    b = tl.load(start + _under(out, channel, channels, 1, WIDTH), mask=fits, other=0.0)
-    c = tl.load(start + _under(out, channel, channels, 2, WIDTH), mask=fits, other=0.0)
-    d = tl.load(start + _under(out, channel, channels, 3, WIDTH), mask=fits, other=0.0)
-    a, b, c, d = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
-    mean = tl.sum(a + b + c + d, 0) / pixels
-    a = tl.where(fits, a - mean[None, :], 0.0)
-    b = tl.where(fits, b - mean[None, :], 0.0)
-    c = tl.where(fits, c - mean[None, :], 0.0)
-    d = tl.where(fits, d - mean[None, :], 0.0)
-    factor = 1.0 / tl.sqrt(tl.sum(a * a + b * b + c * c + d * d, 0) / pixels + eps)
-    tl.store(means + one * channels + channel, mean, mask=known)
-    tl.store(factors + one * channels + channel, factor, mask=known)
-    own = one // images * channels + channel
-    slope = (tl.load(scale + own, mask=known, other=0.0) * factor)[None, :]
-    offset = tl.load(shift + own, mask=known, other=0.0)[None, :]
-    total = tl.maximum(a * slope + offset, 0.0) + tl.maximum(b * slope + offset, 0.0)
-    total += tl.maximum(c * slope + offset, 0.0) + tl.maximum(d * slope + offset, 0.0)
-    where = pooled + one.to(tl.int64) * (pixels // 4) * channels + channel[None, :]
-    where = where + out[:, None] * channels
-    tl.store(where, (total * 0.25).to(pooled.dtype.element_ty), mask=fits)
 
 
 @triton.jit
