@@ -48,7 +48,8 @@ def first_block(
     with torch.cuda.device(images.device):
         if torch.is_grad_enabled():
             return _FirstBlock.apply(images, weight, scale, shift, padding)  # type: ignore[no-untyped-call,no-any-return]
-        return _first_forward(images.contiguous(), weight.contiguous(), scale, shift, padding)[0]
+        images, weight = images.contiguous(), weight.contiguous()
+        return _first_forward(images, weight, scale, shift, padding, counted=False)[0]
 
 
 def gained(tensor: Tensor, gain: float) -> Tensor:
@@ -100,10 +101,10 @@ class _FirstBlock(torch.autograd.Function):
         ctx: Any, images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
     ) -> Tensor:
         images, weight = images.contiguous(), weight.contiguous()
-        pooled, mean, factor = _first_forward(images, weight, scale, shift, padding)
-        ctx.save_for_backward(images, weight, scale, shift, mean, factor)
+        found = _first_forward(images, weight, scale, shift, padding, counted=True)
+        ctx.save_for_backward(images, weight, scale, shift, *found)
         ctx.padding = padding
-        return pooled
+        return found[0]
 
     @staticmethod
     @once_differentiable
@@ -167,37 +168,45 @@ def _warps(numbers: int) -> int:
 
 
 def _first_forward(
-    images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The pooled maps, and each map's mean, had colours their levels for zero, and deviation."""
+    images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int, *, counted: bool
+) -> tuple[Tensor, ...]:
+    """The pooled maps; each map's mean, were its colours' levels zero, and inverse deviation.
+
+    If asked for, also how many of the four pixels under each pooled one were not cut.
+    """
     count, inputs, height, width = images.shape
     high, wide = height // 2 + padding - 1, width // 2 + padding - 1
     channels = len(weight)
     pooled = _empty_by_pixel((count, channels, high, wide), images)
+    counts = torch.empty_like(pooled, dtype=torch.int8) if counted else pooled
     mean, factor = scale.new_empty(count, channels), scale.new_empty(count, channels)
-    places = max(16, triton.next_power_of_2(high * wide))
+    places = _first_places(high * wide)
     _first_block[(count,)](
-        images, weight, scale, shift, pooled, mean, factor, channels, EPS, inputs, height, width,
-        padding, _taps(inputs), places, 16, 128, num_warps=8 if places > 64 else 4, num_stages=1,
-        maxnreg=128,
+        images, weight, scale, shift, pooled, mean, factor, counts, channels, EPS, counted,
+        inputs, height, width, padding, _taps(inputs), places, 16, 128,
+        num_warps=8 if places > 64 else 4, num_stages=1, maxnreg=128,
     )  # fmt: skip
-    return pooled, mean, factor
+    return pooled, mean, factor, counts
 
 
 def _first_backward(
-    slope: Tensor, images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, mean: Tensor,
-    factor: Tensor, *, padding: int,
+    slope: Tensor, images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, pooled: Tensor,
+    mean: Tensor, factor: Tensor, counts: Tensor, *, padding: int,
 ) -> Tensor:  # fmt: skip
     """The gradient of images: that of every patch the convolution sees, then each pixel's sum."""
     count, inputs, height, width = images.shape
-    places = (height // 2 + padding - 1) * (width // 2 + padding - 1)
+    places, channels, taps = pooled[0, 0].numel(), len(weight), _taps(inputs)
+    tile = _first_places(places)
+    sums, tilt = mean.new_empty(count, 2, channels), mean.new_empty(count, taps, taps)
+    _first_tilt[(count,)](
+        weight, scale, shift, pooled, mean, factor, counts, slope, sums, tilt, channels, places,
+        inputs, taps, tile, 32, num_warps=4, num_stages=1,
+    )  # fmt: skip
     to_patches = images.new_empty(count, 9 * inputs, 4, places)
-    sums = mean.new_empty(count, 2, len(weight))
-    places = max(16, triton.next_power_of_2(places))
-    _first_slopes[(count,)](
-        images, weight, scale, shift, mean, factor, slope, sums, to_patches, len(weight), inputs,
-        height, width, padding, _taps(inputs), places, 16, 16, num_warps=16 if places > 64 else 4,
-        num_stages=1,
+    _first_slopes[(2 * count,)](
+        images, weight, scale, shift, mean, factor, slope, tilt, to_patches, channels, inputs,
+        height, width, padding, taps, tile, 16, num_warps=8 if tile > 64 else 4, num_stages=1,
+        maxnreg=128,
     )  # fmt: skip
     to_images = torch.empty_like(images)
     _fold[(count * inputs,)](
@@ -210,6 +219,11 @@ def _empty_by_pixel(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.empty(
         shape, dtype=torch.float16, device=like.device, memory_format=torch.channels_last
     )
+
+
+def _first_places(places: int) -> int:
+    """Pooled pixels of a program: of an image, rounded up to what a matrix product takes."""
+    return max(16, int(triton.next_power_of_2(places)))
 
 
 def _taps(inputs: int) -> int:
@@ -379,37 +393,38 @@ def _eight(
 
 @triton.jit
 def _patches(
-    image, INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr,
+    image, first, QUARTERS: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """[pixel, tap], what the convolution sees, each colour about its level.
 
-    Pixels go by quarters: a thread has all four under a pooled one. Taps go by eights, one for each
-    colour and one for the last corners, a one and zeros; the first of each eight come first. So
-    a thread has whole patches, and writes them at once.
+    Pixels go by quarters, from the first asked for: a thread has all under a pooled one. Taps go by
+    eights, one for each colour and one for the last corners, a one and zeros; the first of each
+    eight come first. So a thread has whole patches, and writes them at once.
     """
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
-    quarter, under = tl.arange(0, 4 * PLACES) // PLACES, tl.arange(0, 4 * PLACES) % PLACES
+    pixel = tl.arange(0, QUARTERS * PLACES)
+    quarter, under = first + pixel // PLACES, pixel % PLACES
     fits = under < wide * (HEIGHT // 2 + PADDING - 1)
     y = under // wide * 2 + quarter // 2 - PADDING
     x = under % wide * 2 + quarter % 2 - PADDING
     red = _level(image, 0, INPUTS, HEIGHT * WIDTH)
-    first = _eight(image, y, x, fits, red, 0, INPUTS, HEIGHT, WIDTH)
+    reds = _eight(image, y, x, fits, red, 0, INPUTS, HEIGHT, WIDTH)
     a = _seen(image, y + 2, x + 2, fits, red, 0, INPUTS, HEIGHT, WIDTH)
     one = tl.where(fits, 1.0, 0.0).to(tl.float16)
     none = tl.zeros_like(one)
     if INPUTS == 1:
         corners = _side_by_side(a, one, none, none, none, none, none, none)
-        taps = tl.join(first, corners)
+        taps = tl.join(reds, corners)
     else:
         green = _level(image, 1, INPUTS, HEIGHT * WIDTH)
-        second = _eight(image, y, x, fits, green, 1, INPUTS, HEIGHT, WIDTH)
+        greens = _eight(image, y, x, fits, green, 1, INPUTS, HEIGHT, WIDTH)
         b = _seen(image, y + 2, x + 2, fits, green, 1, INPUTS, HEIGHT, WIDTH)
         blue = _level(image, 2, INPUTS, HEIGHT * WIDTH)
-        third = _eight(image, y, x, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
+        blues = _eight(image, y, x, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
         c = _seen(image, y + 2, x + 2, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
         corners = _side_by_side(a, b, c, one, none, none, none, none)
-        taps = tl.join(tl.join(first, third), tl.join(second, corners))
+        taps = tl.join(tl.join(reds, blues), tl.join(greens, corners))
     return taps.reshape([a.shape[0], TAPS])
 
 
@@ -437,22 +452,41 @@ def _weights(weight, tap, channel, channels, INPUTS: tl.constexpr, TAPS: tl.cons
 
 
 @triton.jit
+def _normalising(
+    weight, scale, shift, means, factors, first, channels, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """[tap, channel], weights that make maps normalised, scaled and shifted."""
+    tap = tl.arange(0, TAPS)
+    channel = first + tl.arange(0, GROUP)
+    known = channel < channels
+    taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
+    slope = tl.load(factors + channel, mask=known, other=0.0)
+    slope *= tl.load(scale + channel, mask=known, other=0.0)
+    offset = tl.load(shift + channel, mask=known, other=0.0)
+    offset -= tl.load(means + channel, mask=known, other=0.0) * slope
+    taken *= slope[None, :]
+    return tl.where(_is_one(tap, TAPS)[:, None], offset[None, :], taken).to(tl.float16)
+
+
+@triton.jit
 def _add_both(a, b, c, d):
     return a + c, b + d
 
 
 @triton.jit
 def _first_block(
-    images, weight, scale, shift, pooled, means, factors, channels, eps, INPUTS: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
-    PLACES: tl.constexpr, GROUP: tl.constexpr, MANY: tl.constexpr,
+    images, weight, scale, shift, pooled, means, factors, counts, channels, eps,
+    COUNTED: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+    MANY: tl.constexpr,
 ):  # fmt: skip
     """One image. What maps are on average, and how far from it, patches tell before any map."""
     one = tl.program_id(0)
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
     places: tl.constexpr = wide * (HEIGHT // 2 + PADDING - 1)
     image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    patches = _patches(image, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    patches = _patches(image, 0, 4, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
     spread = tl.dot(tl.trans(patches), patches) / (4 * places)
     means, factors = means + one * channels, factors + one * channels
     tap = tl.arange(0, TAPS)
@@ -467,89 +501,106 @@ def _first_block(
         tl.store(means + channel, mean, mask=known)
         tl.store(factors + channel, 1.0 / tl.sqrt(variance + eps), mask=known)
     tl.debug_barrier()  # means and factors are read by other threads than wrote them
-    start = pooled + one.to(tl.int64) * places * channels
+    start = one.to(tl.int64) * places * channels
     out = tl.arange(0, PLACES)
     fits = out < places
     for first in range(0, channels, GROUP):
         channel = first + tl.arange(0, GROUP)
         known = channel < channels
-        taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
-        slope = tl.load(factors + channel, mask=known, other=0.0)
-        slope *= tl.load(scale + channel, mask=known, other=0.0)
-        offset = tl.load(shift + channel, mask=known, other=0.0)
-        offset -= tl.load(means + channel, mask=known, other=0.0) * slope
-        taken = tl.where(_is_one(tap, TAPS)[:, None], offset[None, :], taken * slope[None, :])
-        maps = tl.maximum(tl.dot(patches, taken.to(tl.float16)), 0.0)
-        total = tl.sum(maps.reshape([4, PLACES, GROUP]), 0)
+        taken = _normalising(
+            weight, scale, shift, means, factors, first, channels, INPUTS, TAPS, GROUP
+        )
+        maps = tl.maximum(tl.dot(patches, taken), 0.0).reshape([4, PLACES, GROUP])
         where = start + out[:, None] * channels + channel[None, :]
-        tl.store(where, (total * 0.25).to(tl.float16), mask=fits[:, None] & known[None, :])
+        here = fits[:, None] & known[None, :]
+        tl.store(pooled + where, (tl.sum(maps, 0) * 0.25).to(tl.float16), mask=here)
+        if COUNTED:
+            tl.store(counts + where, tl.sum(tl.where(maps > 0, 1.0, 0.0), 0).to(tl.int8), mask=here)
 
 
 @triton.jit
-def _first_slopes(
-    images, weight, scale, shift, means, factors, slope, sums, to_patches, channels,
-    INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr,
-    TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr, MANY: tl.constexpr,
+def _first_tilt(
+    weight, scale, shift, pooled, means, factors, counts, slope, sums, tilts, channels,
+    places, INPUTS: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One image: what the patches do to the loss, pixels by quarters.
+    """One image: what its patches' gradients lose because maps are normalised.
 
     A map's gradient is what its pixels are told, less its mean and what of it goes along with the
-    map. Weights turn these into gradients of patches: the first by channels, and the rest, which
-    are patches times a matrix, for all channels at once: `tilt`.
+    map. By weights these become gradients of patches, the last two patches times a matrix. What
+    is cut is told nothing, so that the pooled maps stand for the maps.
     """
     one = tl.program_id(0)
-    places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
-    image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    patches = _patches(image, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
-    tap = tl.arange(0, TAPS)
     out = tl.arange(0, PLACES)
-    fits = out < places
-    start = slope + one.to(tl.int64) * places * channels
-    means, factors = means + one * channels, factors + one * channels
-    sums += one * 2 * channels
-    moved = tl.zeros([4 * PLACES, TAPS], tl.float32)
+    start = one.to(tl.int64) * places * channels
+    means, factors, sums = (
+        means + one * channels,
+        factors + one * channels,
+        sums + one * 2 * channels,
+    )
     for first in range(0, channels, GROUP):
         channel = first + tl.arange(0, GROUP)
         known = channel < channels
-        taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
-        stretch = tl.load(factors + channel, mask=known, other=0.0)
-        stretch *= tl.load(scale + channel, mask=known, other=0.0)
-        offset = tl.load(shift + channel, mask=known, other=0.0)
-        offset -= tl.load(means + channel, mask=known, other=0.0) * stretch
         where = start + out[:, None] * channels + channel[None, :]
-        told = tl.load(where, mask=fits[:, None] & known[None, :], other=0.0)
-        maps = tl.dot(patches, taken).reshape([4, PLACES, GROUP])
-        kept = maps * stretch[None, None, :] + offset[None, None, :] > 0
-        told = tl.where(kept, told[None, :, :], 0.0).to(tl.float16)
-        back = (taken * (stretch * 0.25)[None, :]).to(tl.float16)
-        moved = tl.dot(told.reshape([4 * PLACES, GROUP]), tl.trans(back), moved)
-        told = told.to(tl.float32)
-        alone, along = tl.sum(told, 0), tl.sum(told * maps, 0)
-        alone, along = tl.reduce((alone, along), 0, _add_both)
+        here = (out < places)[:, None] & known[None, :]
+        told = tl.load(slope + where, mask=here, other=0.0).to(tl.float32)
+        count = tl.load(counts + where, mask=here, other=0).to(tl.float32)
+        light = tl.load(pooled + where, mask=here, other=0.0).to(tl.float32) * 4
+        alone, along = tl.reduce((told * count, told * light), 0, _add_both)
         tl.store(sums + channel, alone, mask=known)
         tl.store(sums + channels + channel, along, mask=known)
     tl.debug_barrier()  # sums are read by other threads than wrote them
+    tap = tl.arange(0, TAPS)
     tilt = tl.zeros([TAPS, TAPS], tl.float32)
-    for first in range(0, channels, MANY):
-        channel = first + tl.arange(0, MANY)
+    for first in range(0, channels, GROUP):
+        channel = first + tl.arange(0, GROUP)
         known = channel < channels
         taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
         taken = taken.to(tl.float32)
         mean = tl.load(means + channel, mask=known, other=0.0)
         factor = tl.load(factors + channel, mask=known, other=0.0)
-        stretch = tl.load(scale + channel, mask=known, other=0.0) * factor / (16 * places)
         alone = tl.load(sums + channel, mask=known, other=0.0)
         along = tl.load(sums + channels + channel, mask=known, other=0.0)
-        along = (along - mean * alone) * factor * factor
-        level = (alone - mean * along)[None, :]
-        lost = tl.where(_is_one(tap, TAPS)[:, None], level, taken * along[None, :])
-        back = tl.trans(taken * stretch[None, :])
+        along = (along - tl.load(shift + channel, mask=known, other=0.0) * alone) * factor
+        level = alone * tl.load(scale + channel, mask=known, other=0.0) - mean * along
+        lost = tl.where(_is_one(tap, TAPS)[:, None], level[None, :], taken * along[None, :])
+        back = tl.trans(taken * (factor / (16 * places))[None, :])
         tilt = tl.dot(lost, back, tilt, input_precision="tf32x3")
+    tl.store(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :], tilt)
+
+
+@triton.jit
+def _first_slopes(
+    images, weight, scale, shift, means, factors, slope, tilts, to_patches, channels,
+    INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr,
+    TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Two quarters of an image: what the patches do to the loss."""
+    one, half = tl.program_id(0) // 2, tl.program_id(0) % 2
+    places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
+    image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
+    patches = _patches(image, half * 2, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    tap = tl.arange(0, TAPS)
+    tilt = tl.load(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :])
     size = tl.maximum(tl.max(tl.abs(tilt)), 1e-20)  # so that tilt is in the reach of half precision
-    moved = tl.dot(patches, (-tilt / size).to(tl.float16), moved / size) * size
+    moved = tl.dot(patches, (tilt / size).to(tl.float16)) * -size
+    out = tl.arange(0, PLACES)
+    start = slope + one.to(tl.int64) * places * channels
+    means, factors = means + one * channels, factors + one * channels
+    for first in range(0, channels, GROUP):
+        channel = first + tl.arange(0, GROUP)
+        known = channel < channels
+        taken = _normalising(
+            weight, scale, shift, means, factors, first, channels, INPUTS, TAPS, GROUP
+        )
+        where = start + out[:, None] * channels + channel[None, :]
+        told = tl.load(where, mask=(out < places)[:, None] & known[None, :], other=0.0)
+        maps = tl.dot(patches, taken).reshape([2, PLACES, GROUP])
+        told = tl.where(maps > 0, told[None, :, :], 0.0).to(tl.float16)
+        back = tl.trans((taken * 0.25).to(tl.float16))
+        moved = tl.dot(told.reshape([2 * PLACES, GROUP]), back, moved)
     number = _number(tap, TAPS)
-    pixel = tl.arange(0, 4 * PLACES)
-    quarter, under = pixel // PLACES, pixel % PLACES
+    pixel = tl.arange(0, 2 * PLACES)
+    quarter, under = half * 2 + pixel // PLACES, pixel % PLACES
     where = to_patches + one.to(tl.int64) * (9 * INPUTS * 4 * places)
     where = where + number[None, :] * (4 * places) + (quarter * places + under)[:, None]
     tl.store(where, moved, mask=(under < places)[:, None] & (number < 9 * INPUTS)[None, :])
