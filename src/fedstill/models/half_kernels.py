@@ -117,17 +117,18 @@ def _by_pixel(maps: Tensor) -> Tensor:
     return maps.contiguous(memory_format=torch.channels_last)
 
 
-def _tiles(maps: Tensor) -> tuple[tuple[int], int, int]:
-    """Programs for images and groups of channels; pooled pixels and channels of one program.
+def _tiles(maps: Tensor) -> tuple[tuple[int], int, int, int]:
+    """Programs for images and groups of channels; pooled pixels, channels and warps of one.
 
-    32 channels are 64 bytes of a pixel, the least that memory is read well by. The groups of an
-    image are made one after another, so that what is fetched for one is still there for the next.
+    The groups of an image are made one after another, so that what is fetched for one is still
+    there for the next.
     """
     images, channels, height, width = maps.shape
     places = triton.next_power_of_2((height // 2) * (width // 2))
-    group = max(4096 // places, min(32, 8192 // places), 1)
-    group = min(group, triton.next_power_of_2(channels))
-    return (images * triton.cdiv(channels, group),), places, group
+    numbers = 8192 if places >= 256 else 4096
+    group = min(max(1, numbers // places), triton.next_power_of_2(channels))
+    warps = 8 if places * group > 4096 else 4
+    return (images * triton.cdiv(channels, group),), places, group, warps
 
 
 def _forward(
@@ -138,10 +139,10 @@ def _forward(
     shape = (images, channels, height // 2, width // 2)
     pooled = scale.new_empty(shape) if last else _empty_by_pixel(shape, maps)
     mean, factor = scale.new_empty(images, channels), scale.new_empty(images, channels)
-    programs, places, group = _tiles(maps)
+    programs, places, group, warps = _tiles(maps)
     _norm_relu_pool[programs](
         maps, scale, shift, pooled, mean, factor, channels, EPS, last, height, width, places,
-        group, num_warps=_warps(4 * places * group),
+        group, num_warps=warps,
     )  # fmt: skip
     return pooled, mean, factor
 
@@ -154,17 +155,12 @@ def _backward(
     channels, height, width = maps.shape[1:]
     to_maps = torch.empty_like(maps)
     to_both = mean.new_empty(len(maps), 2, channels) if sums else mean
-    programs, places, group = _tiles(maps)
+    programs, places, group, warps = _tiles(maps)
     _slopes[programs](
         maps, scale, shift, mean, factor, slope, to_maps, to_both, channels, last, sums,
-        height, width, places, group, num_warps=_warps(8 * places * group),
+        height, width, places, group, num_warps=warps,
     )  # fmt: skip
     return to_maps, *(to_both.sum(0) if sums else (None, None))
-
-
-def _warps(numbers: int) -> int:
-    """For a program that holds so many numbers in single precision: about 64 to a thread."""
-    return max(4, min(16, numbers // 2048))
 
 
 def _first_forward(
@@ -332,15 +328,20 @@ def _slopes(
         tl.store(both + channels, alone, mask=known)
     level, tilt = (alone / pixels)[None, :], (along / pixels)[None, :]
     kind = to_maps.dtype.element_ty
+    # Pixels are read anew: there are not registers for all that was made of them before.
+    a = tl.load(maps + at_a, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(a, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_a, moved.to(kind), mask=fits)
+    b = tl.load(maps + at_b, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(b, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_b, moved.to(kind), mask=fits)
+    c = tl.load(maps + at_c, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(c, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_c, moved.to(kind), mask=fits)
+    d = tl.load(maps + at_d, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(d, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_d, moved.to(kind), mask=fits)
