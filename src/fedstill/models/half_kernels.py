@@ -199,10 +199,9 @@ def _first_backward(
         inputs, taps, tile, 32, num_warps=4, num_stages=1,
     )  # fmt: skip
     to_patches = images.new_empty(count, 9 * inputs, 4, places)
-    _first_slopes[(2 * count,)](
+    _first_slopes[(4 * count,)](
         images, weight, scale, shift, mean, factor, slope, tilt, to_patches, channels, inputs,
-        height, width, padding, taps, tile, 16, num_warps=8 if tile > 64 else 4, num_stages=1,
-        maxnreg=128,
+        height, width, padding, taps, tile, 16, num_warps=4, num_stages=1, maxnreg=168,
     )  # fmt: skip
     to_images = torch.empty_like(images)
     _fold[(count * inputs,)](
@@ -487,8 +486,11 @@ def _first_block(
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
     places: tl.constexpr = wide * (HEIGHT // 2 + PADDING - 1)
     image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    patches = _patches(image, 0, 4, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
-    spread = tl.dot(tl.trans(patches), patches) / (4 * places)
+    upper = _patches(image, 0, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    lower = _patches(image, 2, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    spread = tl.dot(tl.trans(upper), upper) / (4 * places)
+    if channels > 0:  # always so; on a path of its own the compiler shares the product out better
+        spread += tl.dot(tl.trans(lower), lower) / (4 * places)
     means, factors = means + one * channels, factors + one * channels
     tap = tl.arange(0, TAPS)
     for first in range(0, channels, MANY):
@@ -511,12 +513,16 @@ def _first_block(
         taken = _normalising(
             weight, scale, shift, means, factors, first, channels, INPUTS, TAPS, GROUP
         )
-        maps = tl.maximum(tl.dot(patches, taken), 0.0).reshape([4, PLACES, GROUP])
+        above = tl.maximum(tl.dot(upper, taken), 0.0).reshape([2, PLACES, GROUP])
+        below = tl.maximum(tl.dot(lower, taken), 0.0).reshape([2, PLACES, GROUP])
         where = start + out[:, None] * channels + channel[None, :]
         here = fits[:, None] & known[None, :]
-        tl.store(pooled + where, (tl.sum(maps, 0) * 0.25).to(tl.float16), mask=here)
+        total = tl.sum(above, 0) + tl.sum(below, 0)
+        tl.store(pooled + where, (total * 0.25).to(tl.float16), mask=here)
         if COUNTED:
-            tl.store(counts + where, tl.sum(tl.where(maps > 0, 1.0, 0.0), 0).to(tl.int8), mask=here)
+            count = tl.sum(tl.where(above > 0, 1.0, 0.0), 0)
+            count += tl.sum(tl.where(below > 0, 1.0, 0.0), 0)
+            tl.store(counts + where, count.to(tl.int8), mask=here)
 
 
 @triton.jit
@@ -575,11 +581,11 @@ def _first_slopes(
     INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr,
     TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Two quarters of an image: what the patches do to the loss."""
-    one, half = tl.program_id(0) // 2, tl.program_id(0) % 2
+    """A quarter of an image: what the patches do to the loss."""
+    one, quarter = tl.program_id(0) // 4, tl.program_id(0) % 4
     places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
     image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    patches = _patches(image, half * 2, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    patches = _patches(image, quarter, 1, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
     tap = tl.arange(0, TAPS)
     tilt = tl.load(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :])
     size = tl.maximum(tl.max(tl.abs(tilt)), 1e-20)  # so that tilt is in the reach of half precision
@@ -595,16 +601,12 @@ def _first_slopes(
         )
         where = start + out[:, None] * channels + channel[None, :]
         told = tl.load(where, mask=(out < places)[:, None] & known[None, :], other=0.0)
-        maps = tl.dot(patches, taken).reshape([2, PLACES, GROUP])
-        told = tl.where(maps > 0, told[None, :, :], 0.0).to(tl.float16)
-        back = tl.trans((taken * 0.25).to(tl.float16))
-        moved = tl.dot(told.reshape([2 * PLACES, GROUP]), back, moved)
+        told = tl.where(tl.dot(patches, taken) > 0, told, 0.0).to(tl.float16)
+        moved = tl.dot(told, tl.trans((taken * 0.25).to(tl.float16)), moved)
     number = _number(tap, TAPS)
-    pixel = tl.arange(0, 2 * PLACES)
-    quarter, under = half * 2 + pixel // PLACES, pixel % PLACES
-    where = to_patches + one.to(tl.int64) * (9 * INPUTS * 4 * places)
-    where = where + number[None, :] * (4 * places) + (quarter * places + under)[:, None]
-    tl.store(where, moved, mask=(under < places)[:, None] & (number < 9 * INPUTS)[None, :])
+    where = to_patches + one.to(tl.int64) * (9 * INPUTS * 4 * places) + quarter * places
+    where = where + number[None, :] * (4 * places) + out[:, None]
+    tl.store(where, moved, mask=(out < places)[:, None] & (number < 9 * INPUTS)[None, :])
 
 
 @triton.jit
