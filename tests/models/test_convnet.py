@@ -175,6 +175,28 @@ def test_the_first_block_as_one_kernel_is_its_operations_rounded(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spread", [0.0, 1e-3])
+@pytest.mark.parametrize("level", [0.0, 0.7])
+def test_the_first_block_as_one_kernel_takes_images_of_hardly_more_than_one_colour(
+    level: float, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    kernels = pytest.importorskip("fedstill.models.half_kernels")
+    x = (level + spread * noise(3, 3, 32, 32)).cuda().requires_grad_()
+    weight = 0.2 * noise(40, 3, 3, 3, name=1).cuda()
+    scale, shift = 1 + 0.1 * noise(40).cuda(), 0.1 * noise(40, name=2).cuda()
+    found = kernels.first_block(x, weight, scale, shift, 1)
+    maps = torch.nn.functional.conv2d(x, weight, padding=1)
+    maps = torch.nn.functional.group_norm(maps, 40, scale, shift)
+    exact = torch.nn.functional.avg_pool2d(maps.relu(), 2)
+    assert torch.allclose(found.float(), exact, atol=0.01)
+    told = noise(*exact.shape, name=3).cuda()
+    rough = torch.autograd.grad(found, x, told.half())[0]
+    slopes = torch.autograd.grad(exact, x, told)[0]
+    assert float((rough - slopes).norm()) <= 0.05 * float(slopes.norm())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 64, 64)])
 def test_features_alone_are_the_last_of_all_stages_in_half_precision(
     shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -49,7 +48,8 @@ def first_block(
     with torch.cuda.device(images.device):
         if torch.is_grad_enabled():
             return _FirstBlock.apply(images, weight, scale, shift, padding)  # type: ignore[no-untyped-call,no-any-return]
-        return _first_forward(images.contiguous(), weight.contiguous(), scale, shift, padding)[0]
+        images, weight = images.contiguous(), weight.contiguous()
+        return _first_forward(images, weight, scale, shift, padding, counted=False)[0]
 
 
 def gained(tensor: Tensor, gain: float) -> Tensor:
@@ -101,17 +101,15 @@ class _FirstBlock(torch.autograd.Function):
         ctx: Any, images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
     ) -> Tensor:
         images, weight = images.contiguous(), weight.contiguous()
-        pooled, factor = _first_forward(images, weight, scale, shift, padding)
-        ctx.save_for_backward(images, weight, scale, shift, factor)
+        found = _first_forward(images, weight, scale, shift, padding, counted=True)
+        ctx.save_for_backward(images, weight, scale, shift, *found)
         ctx.padding = padding
-        return pooled
+        return found[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        images, weight, scale, shift, factor = ctx.saved_tensors
-        slope = _by_pixel(slope)
-        found = _first_backward(images, weight, scale, shift, factor, slope, ctx.padding)
+        found = _first_backward(_by_pixel(slope), *ctx.saved_tensors, padding=ctx.padding)
         return found, None, None, None, None
 
 
@@ -119,17 +117,18 @@ def _by_pixel(maps: Tensor) -> Tensor:
     return maps.contiguous(memory_format=torch.channels_last)
 
 
-def _tiles(maps: Tensor) -> tuple[tuple[int], int, int]:
-    """Programs for images and groups of channels; pooled pixels and channels of one program.
+def _tiles(maps: Tensor) -> tuple[tuple[int], int, int, int]:
+    """Programs for images and groups of channels; pooled pixels, channels and warps of one.
 
-    32 channels are 64 bytes of a pixel, the least that memory is read well by. The groups of an
-    image are made one after another, so that what is fetched for one is still there for the next.
+    The groups of an image are made one after another, so that what is fetched for one is still
+    there for the next.
     """
     images, channels, height, width = maps.shape
     places = triton.next_power_of_2((height // 2) * (width // 2))
-    group = max(4096 // places, min(32, 8192 // places), 1)
-    group = min(group, triton.next_power_of_2(channels))
-    return (images * triton.cdiv(channels, group),), places, group
+    numbers = 8192 if places >= 256 else 4096
+    group = min(max(1, numbers // places), triton.next_power_of_2(channels))
+    warps = 8 if places * group > 4096 else 4
+    return (images * triton.cdiv(channels, group),), places, group, warps
 
 
 def _forward(
@@ -140,10 +139,10 @@ def _forward(
     shape = (images, channels, height // 2, width // 2)
     pooled = scale.new_empty(shape) if last else _empty_by_pixel(shape, maps)
     mean, factor = scale.new_empty(images, channels), scale.new_empty(images, channels)
-    programs, places, group = _tiles(maps)
+    programs, places, group, warps = _tiles(maps)
     _norm_relu_pool[programs](
         maps, scale, shift, pooled, mean, factor, images, channels, EPS, last, height, width,
-        places, group, num_warps=_warps(4 * places * group),
+        places, group, num_warps=warps,
     )  # fmt: skip
     return pooled, mean, factor
 
@@ -156,58 +155,70 @@ def _backward(
     channels, height, width = maps.shape[1:]
     to_maps = torch.empty_like(maps)
     to_both = mean.new_empty(len(maps), 2, channels) if sums else mean
-    programs, places, group = _tiles(maps)
+    programs, places, group, warps = _tiles(maps)
     _slopes[programs](
         maps, scale, shift, mean, factor, slope, to_maps, to_both, channels, last, sums,
-        height, width, places, group, num_warps=_warps(8 * places * group),
+        height, width, places, group, num_warps=warps,
     )  # fmt: skip
     return to_maps, *(to_both.sum(0) if sums else (None, None))
 
 
-def _warps(numbers: int) -> int:
-    """For a program that holds so many numbers in single precision: about 64 to a thread."""
-    return max(4, min(16, numbers // 2048))
-
-
 def _first_forward(
-    images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
-) -> tuple[Tensor, Tensor]:
-    """The pooled maps, and each map's inverse deviation."""
+    images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int, *, counted: bool
+) -> tuple[Tensor, ...]:
+    """The pooled maps; each map's mean, were its colours' levels zero, and inverse deviation.
+
+    If asked for, also how many of the four pixels under each pooled one were not cut.
+    """
     count, inputs, height, width = images.shape
     high, wide = height // 2 + padding - 1, width // 2 + padding - 1
     channels = len(weight)
     pooled = _empty_by_pixel((count, channels, high, wide), images)
-    factor = scale.new_empty(count, channels)
-    places = max(16, triton.next_power_of_2(high * wide))
+    counts = torch.empty_like(pooled, dtype=torch.int8) if counted else pooled
+    mean, factor = scale.new_empty(count, channels), scale.new_empty(count, channels)
+    places = _first_places(high * wide)
     _first_block[(count,)](
-        images, weight, scale, shift, pooled, factor, channels, EPS, inputs, height, width,
-        padding, _taps(inputs), places, 16, num_warps=8 if places > 64 else 4, num_stages=1,
-        maxnreg=128,
+        images, weight, scale, shift, pooled, mean, factor, counts, channels, EPS, counted,
+        inputs, height, width, padding, _taps(inputs), places, 16, 128,
+        num_warps=8 if places > 64 else 4, num_stages=1, maxnreg=128,
     )  # fmt: skip
-    return pooled, factor
+    return pooled, mean, factor, counts
 
 
 def _first_backward(
-    images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, factor: Tensor, slope: Tensor,
-    padding: int,
+    slope: Tensor, images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, pooled: Tensor,
+    mean: Tensor, factor: Tensor, counts: Tensor, *, padding: int,
 ) -> Tensor:  # fmt: skip
     """The gradient of images: that of every patch the convolution sees, then each pixel's sum."""
     count, inputs, height, width = images.shape
-    pixels = (height + 2 * padding - 2) * (width + 2 * padding - 2)
-    to_patches = images.new_empty(count, 9 * inputs, pixels)
-    places = max(16, triton.next_power_of_2(pixels))
-    _first_slopes[(count,)](
-        images, weight, scale, shift, factor, slope, to_patches, len(weight), inputs, height,
-        width, padding, _taps(inputs), places, 16, num_warps=16 if places > 256 else 4,
-        num_stages=1,
+    places, channels, taps = pooled[0, 0].numel(), len(weight), _taps(inputs)
+    tile = _first_places(places)
+    sums, tilt = mean.new_empty(count, 2, channels), mean.new_empty(count, taps, taps)
+    _first_tilt[(count,)](
+        weight, scale, shift, pooled, mean, factor, counts, slope, sums, tilt, channels, places,
+        inputs, taps, tile, 32, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return F.fold(to_patches, (height, width), 3, padding=padding)
+    to_patches = images.new_empty(count, 9 * inputs, 4, places)
+    _first_slopes[(4 * count,)](
+        images, weight, scale, shift, mean, factor, slope, tilt, to_patches, channels, inputs,
+        height, width, padding, taps, tile, 16, num_warps=4, num_stages=1, maxnreg=168,
+    )  # fmt: skip
+    to_images = torch.empty_like(images)
+    _fold[(count * inputs,)](
+        to_patches, to_images, height, width, padding, triton.next_power_of_2(height * width)
+    )
+    return to_images
 
 
 def _empty_by_pixel(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.empty(
         shape, dtype=torch.float16, device=like.device, memory_format=torch.channels_last
     )
+
+
+def _first_places(places: int) -> int:
+    """Pooled pixels of a program: of an image, rounded up to what a matrix product takes."""
+    return max(16, int(triton.next_power_of_2(places)))
 
 
 def _taps(inputs: int) -> int:
@@ -320,141 +331,305 @@ def _slopes(
         tl.store(both + channels, alone, mask=known)
     level, tilt = (alone / pixels)[None, :], (along / pixels)[None, :]
     kind = to_maps.dtype.element_ty
+    # Pixels are read anew: there are not registers for all that was made of them before.
+    a = tl.load(maps + at_a, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(a, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_a, moved.to(kind), mask=fits)
+    b = tl.load(maps + at_b, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(b, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_b, moved.to(kind), mask=fits)
+    c = tl.load(maps + at_c, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(c, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_c, moved.to(kind), mask=fits)
+    d = tl.load(maps + at_d, mask=fits, other=0.0, cache_modifier=".ca")
     normal, share = _share(d, told, mean, factor, stretch, offset)
     moved = stretch * factor * (share - level - normal * tilt)
     tl.store(to_maps + at_d, moved.to(kind), mask=fits)
 
 
 @triton.jit
-def _patches(
-    image, row, column, fits, INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PADDING: tl.constexpr, TAPS: tl.constexpr,
+def _level(image, COLOUR: tl.constexpr, INPUTS: tl.constexpr, PIXELS: tl.constexpr):
+    """The mean of a colour, if there is such a colour, as half precision can say it."""
+    pixel = tl.arange(0, triton.next_power_of_2(PIXELS))
+    known = (pixel < PIXELS) & (COLOUR < INPUTS)
+    light = tl.load(image + COLOUR * PIXELS + pixel, mask=known, other=0.0)
+    return (tl.sum(light) / PIXELS).to(tl.float16).to(tl.float32)
+
+
+@triton.jit
+def _seen(
+    image, y, x, fits, level, COLOUR: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """[tap, pixel], what the convolution sees around pixels of its map, in half precision."""
-    tap = tl.arange(0, TAPS)[:, None]
-    row = row[None, :] + tap // 3 % 3 - PADDING
-    column = column[None, :] + tap % 3 - PADDING
-    inside = (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-    inside &= (tap < 9 * INPUTS) & fits[None, :]
-    where = image + (tap // 9 * HEIGHT + row) * WIDTH + column
-    return tl.load(where, mask=inside, other=0.0).to(tl.float16)
+    """A colour about its level at (y, x), in half precision; no light outside of the image."""
+    inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & fits & (COLOUR < INPUTS)
+    light = tl.load(image + (COLOUR * HEIGHT + y) * WIDTH + x, mask=inside, other=0.0)
+    return tl.where(fits, light - level, 0.0).to(tl.float16)
 
 
 @triton.jit
-def _centred(patches, mean, fits):
-    """Patches about their mean; zero where there is no pixel."""
-    away = tl.where(fits[None, :], patches.to(tl.float32) - mean[:, None], 0.0)
-    return away.to(tl.float16)
+def _side_by_side(a, b, c, d, e, f, g, h):
+    """[pixel, 8] of eight numbers for every pixel."""
+    both = tl.join(tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h)))
+    return both.reshape([a.shape[0], 8])
 
 
 @triton.jit
-def _weights(weight, channel, channels, INPUTS: tl.constexpr, TAPS: tl.constexpr):
-    """[tap, channel], in half precision."""
-    tap = tl.arange(0, TAPS)[:, None]
-    known = (tap < 9 * INPUTS) & (channel < channels)[None, :]
-    where = weight + channel[None, :] * (9 * INPUTS) + tap
-    return tl.load(where, mask=known, other=0.0).to(tl.float16)
+def _eight(
+    image, y, x, fits, level, COLOUR: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """[pixel, 8], a colour of a patch but for its last corner."""
+    return _side_by_side(
+        _seen(image, y, x, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y, x + 1, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y, x + 2, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y + 1, x, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y + 1, x + 1, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y + 1, x + 2, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y + 2, x, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+        _seen(image, y + 2, x + 1, fits, level, COLOUR, INPUTS, HEIGHT, WIDTH),
+    )
+
+
+@triton.jit
+def _patches(
+    image, first, QUARTERS: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """[pixel, tap], what the convolution sees, each colour about its level.
+
+    Pixels go by quarters, from the first asked for: a thread has all under a pooled one. Taps go by
+    eights, one for each colour and one for the last corners, a one and zeros; the first of each
+    eight come first. So a thread has whole patches, and writes them at once.
+    """
+    wide: tl.constexpr = WIDTH // 2 + PADDING - 1
+    pixel = tl.arange(0, QUARTERS * PLACES)
+    quarter, under = first + pixel // PLACES, pixel % PLACES
+    fits = under < wide * (HEIGHT // 2 + PADDING - 1)
+    y = under // wide * 2 + quarter // 2 - PADDING
+    x = under % wide * 2 + quarter % 2 - PADDING
+    red = _level(image, 0, INPUTS, HEIGHT * WIDTH)
+    reds = _eight(image, y, x, fits, red, 0, INPUTS, HEIGHT, WIDTH)
+    a = _seen(image, y + 2, x + 2, fits, red, 0, INPUTS, HEIGHT, WIDTH)
+    one = tl.where(fits, 1.0, 0.0).to(tl.float16)
+    none = tl.zeros_like(one)
+    if INPUTS == 1:
+        corners = _side_by_side(a, one, none, none, none, none, none, none)
+        taps = tl.join(reds, corners)
+    else:
+        green = _level(image, 1, INPUTS, HEIGHT * WIDTH)
+        greens = _eight(image, y, x, fits, green, 1, INPUTS, HEIGHT, WIDTH)
+        b = _seen(image, y + 2, x + 2, fits, green, 1, INPUTS, HEIGHT, WIDTH)
+        blue = _level(image, 2, INPUTS, HEIGHT * WIDTH)
+        blues = _eight(image, y, x, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
+        c = _seen(image, y + 2, x + 2, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
+        corners = _side_by_side(a, b, c, one, none, none, none, none)
+        taps = tl.join(tl.join(reds, blues), tl.join(greens, corners))
+    return taps.reshape([a.shape[0], TAPS])
+
+
+@triton.jit
+def _is_one(tap, TAPS: tl.constexpr):
+    """Which tap is the one of every patch."""
+    return tap == (3 if TAPS == 16 else 15)
+
+
+@triton.jit
+def _number(tap, TAPS: tl.constexpr):
+    """Where a tap lies among the weights of a channel."""
+    eights: tl.constexpr = TAPS // 8
+    return tl.where(
+        tap % eights < eights - 1, tap % eights * 9 + tap // eights, tap // eights * 9 + 8
+    )
+
+
+@triton.jit
+def _weights(weight, tap, channel, channels, INPUTS: tl.constexpr, TAPS: tl.constexpr):
+    """The weights of taps for channels, in half precision."""
+    number = _number(tap, TAPS)
+    known = (number < 9 * INPUTS) & (channel < channels)
+    return tl.load(weight + channel * (9 * INPUTS) + number, mask=known, other=0.0).to(tl.float16)
+
+
+@triton.jit
+def _normalising(
+    weight, scale, shift, means, factors, first, channels, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """[tap, channel], weights that make maps normalised, scaled and shifted."""
+    tap = tl.arange(0, TAPS)
+    channel = first + tl.arange(0, GROUP)
+    known = channel < channels
+    taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
+    slope = tl.load(factors + channel, mask=known, other=0.0)
+    slope *= tl.load(scale + channel, mask=known, other=0.0)
+    offset = tl.load(shift + channel, mask=known, other=0.0)
+    offset -= tl.load(means + channel, mask=known, other=0.0) * slope
+    taken *= slope[None, :]
+    return tl.where(_is_one(tap, TAPS)[:, None], offset[None, :], taken).to(tl.float16)
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
 def _first_block(
-    images, weight, scale, shift, pooled, factors, channels, eps, INPUTS: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
-    PLACES: tl.constexpr, GROUP: tl.constexpr,
+    images, weight, scale, shift, pooled, means, factors, counts, channels, eps,
+    COUNTED: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+    MANY: tl.constexpr,
 ):  # fmt: skip
-    """One image. Patches are taken about their mean, and so are then the maps."""
+    """One image. What maps are on average, and how far from it, patches tell before any map."""
     one = tl.program_id(0)
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
     places: tl.constexpr = wide * (HEIGHT // 2 + PADDING - 1)
     image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
+    upper = _patches(image, 0, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    lower = _patches(image, 2, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    spread = tl.dot(tl.trans(upper), upper) / (4 * places)
+    if channels > 0:  # always so; on a path of its own the compiler shares the product out better
+        spread += tl.dot(tl.trans(lower), lower) / (4 * places)
+    means, factors = means + one * channels, factors + one * channels
+    tap = tl.arange(0, TAPS)
+    for first in range(0, channels, MANY):
+        channel = first + tl.arange(0, MANY)
+        known = channel < channels
+        taken = _weights(weight, tap[None, :], channel[:, None], channels, INPUTS, TAPS)
+        taken = taken.to(tl.float32)
+        along = tl.dot(taken, spread, input_precision="tf32x3")
+        mean = tl.sum(tl.where(_is_one(tap, TAPS)[None, :], along, 0.0), 1)
+        variance = tl.maximum(tl.sum(along * taken, 1) - mean * mean, 0.0)
+        tl.store(means + channel, mean, mask=known)
+        tl.store(factors + channel, 1.0 / tl.sqrt(variance + eps), mask=known)
+    tl.debug_barrier()  # means and factors are read by other threads than wrote them
+    start = one.to(tl.int64) * places * channels
     out = tl.arange(0, PLACES)
     fits = out < places
-    row, column = out // wide * 2, out % wide * 2
-    a = _patches(image, row, column, fits, INPUTS, HEIGHT, WIDTH, PADDING, TAPS)
-    b = _patches(image, row, column + 1, fits, INPUTS, HEIGHT, WIDTH, PADDING, TAPS)
-    c = _patches(image, row + 1, column, fits, INPUTS, HEIGHT, WIDTH, PADDING, TAPS)
-    d = _patches(image, row + 1, column + 1, fits, INPUTS, HEIGHT, WIDTH, PADDING, TAPS)
-    mean = tl.sum(a.to(tl.float32) + b.to(tl.float32) + c.to(tl.float32) + d.to(tl.float32), 1)
-    mean /= 4 * places
-    a, b = _centred(a, mean, fits), _centred(b, mean, fits)
-    c, d = _centred(c, mean, fits), _centred(d, mean, fits)
-    start = pooled + one.to(tl.int64) * places * channels
     for first in range(0, channels, GROUP):
         channel = first + tl.arange(0, GROUP)
         known = channel < channels
-        taken = _weights(weight, channel, channels, INPUTS, TAPS)
-        map_a, map_b = tl.dot(tl.trans(a), taken), tl.dot(tl.trans(b), taken)
-        map_c, map_d = tl.dot(tl.trans(c), taken), tl.dot(tl.trans(d), taken)
-        squares = map_a * map_a + map_b * map_b + map_c * map_c + map_d * map_d
-        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / (4 * places) + eps)
-        tl.store(factors + one * channels + channel, factor, mask=known)
-        slope = (tl.load(scale + channel, mask=known, other=0.0) * factor)[None, :]
-        offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
-        total = tl.maximum(map_a * slope + offset, 0.0) + tl.maximum(map_b * slope + offset, 0.0)
-        total += tl.maximum(map_c * slope + offset, 0.0) + tl.maximum(map_d * slope + offset, 0.0)
+        taken = _normalising(
+            weight, scale, shift, means, factors, first, channels, INPUTS, TAPS, GROUP
+        )
+        above = tl.maximum(tl.dot(upper, taken), 0.0).reshape([2, PLACES, GROUP])
+        below = tl.maximum(tl.dot(lower, taken), 0.0).reshape([2, PLACES, GROUP])
         where = start + out[:, None] * channels + channel[None, :]
-        tl.store(where, (total * 0.25).to(tl.float16), mask=fits[:, None] & known[None, :])
+        here = fits[:, None] & known[None, :]
+        total = tl.sum(above, 0) + tl.sum(below, 0)
+        tl.store(pooled + where, (total * 0.25).to(tl.float16), mask=here)
+        if COUNTED:
+            count = tl.sum(tl.where(above > 0, 1.0, 0.0), 0)
+            count += tl.sum(tl.where(below > 0, 1.0, 0.0), 0)
+            tl.store(counts + where, count.to(tl.int8), mask=here)
 
 
 @triton.jit
-def _first_slopes(
-    images, weight, scale, shift, factors, slope, to_patches, channels, INPUTS: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
-    PLACES: tl.constexpr, GROUP: tl.constexpr,
+def _first_tilt(
+    weight, scale, shift, pooled, means, factors, counts, slope, sums, tilts, channels,
+    places, INPUTS: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One image: what the patches do to the loss, pixels in their own order.
+    """One image: what its patches' gradients lose because maps are normalised.
 
     A map's gradient is what its pixels are told, less its mean and what of it goes along with the
-    map. Weights turn these three into gradients of patches one by one, the last two for all
-    pixels at once: `level` and `tilt`.
+    map. By weights these become gradients of patches, the last two patches times a matrix. What
+    is cut is told nothing, so that the pooled maps stand for the maps.
     """
     one = tl.program_id(0)
-    across: tl.constexpr = WIDTH + 2 * PADDING - 2
-    wide: tl.constexpr = across // 2
-    pixels: tl.constexpr = across * (HEIGHT + 2 * PADDING - 2)
-    image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    pixel = tl.arange(0, PLACES)
-    fits = pixel < pixels
-    row, column = pixel // across, pixel % across
-    seen = _patches(image, row, column, fits, INPUTS, HEIGHT, WIDTH, PADDING, TAPS)
-    patches = tl.trans(_centred(seen, tl.sum(seen.to(tl.float32), 1) / pixels, fits))
-    over = (row // 2 * wide + column // 2)[:, None] * channels
-    start = slope + one.to(tl.int64) * (pixels // 4) * channels
-    moved = tl.zeros([PLACES, TAPS], tl.float32)
-    level = tl.zeros([TAPS], tl.float32)
+    out = tl.arange(0, PLACES)
+    start = one.to(tl.int64) * places * channels
+    means, factors, sums = (
+        means + one * channels,
+        factors + one * channels,
+        sums + one * 2 * channels,
+    )
+    for first in range(0, channels, GROUP):
+        channel = first + tl.arange(0, GROUP)
+        known = channel < channels
+        where = start + out[:, None] * channels + channel[None, :]
+        here = (out < places)[:, None] & known[None, :]
+        told = tl.load(slope + where, mask=here, other=0.0).to(tl.float32)
+        count = tl.load(counts + where, mask=here, other=0).to(tl.float32)
+        light = tl.load(pooled + where, mask=here, other=0.0).to(tl.float32) * 4
+        alone, along = tl.reduce((told * count, told * light), 0, _add_both)
+        tl.store(sums + channel, alone, mask=known)
+        tl.store(sums + channels + channel, along, mask=known)
+    tl.debug_barrier()  # sums are read by other threads than wrote them
+    tap = tl.arange(0, TAPS)
     tilt = tl.zeros([TAPS, TAPS], tl.float32)
     for first in range(0, channels, GROUP):
         channel = first + tl.arange(0, GROUP)
         known = channel < channels
-        taken = _weights(weight, channel, channels, INPUTS, TAPS)
-        exact = taken.to(tl.float32)
-        factor = tl.load(factors + one * channels + channel, mask=known, other=0.0)
-        stretch = tl.load(scale + channel, mask=known, other=0.0) * factor
-        offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
-        where = start + over + channel[None, :]
-        told = tl.load(where, mask=fits[:, None] & known[None, :], other=0.0)
-        maps = tl.dot(patches, taken)
-        told = tl.where(maps * stretch[None, :] + offset > 0, told, 0.0)
-        back = (exact * (stretch * 0.25)[None, :]).to(tl.float16)
-        moved = tl.dot(told.to(tl.float16), tl.trans(back), moved)
-        told = told.to(tl.float32)
-        alone = tl.sum(told, 0) / pixels
-        along = tl.sum(told * maps, 0) / pixels * factor * factor
-        level += tl.sum(back.to(tl.float32) * alone[None, :], 1)
-        bent = back.to(tl.float32) * along[None, :]
-        tilt = tl.dot(exact, tl.trans(bent), tilt, input_precision="ieee")
-    size = tl.maximum(tl.max(tl.abs(tilt)), 1e-20)  # so that tilt is in the reach of half precision
-    moved = tl.dot(patches, (-tilt / size).to(tl.float16), (moved - level[None, :]) / size) * size
+        taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
+        taken = taken.to(tl.float32)
+        mean = tl.load(means + channel, mask=known, other=0.0)
+        factor = tl.load(factors + channel, mask=known, other=0.0)
+        alone = tl.load(sums + channel, mask=known, other=0.0)
+        along = tl.load(sums + channels + channel, mask=known, other=0.0)
+        along = (along - tl.load(shift + channel, mask=known, other=0.0) * alone) * factor
+        level = alone * tl.load(scale + channel, mask=known, other=0.0) - mean * along
+        lost = tl.where(_is_one(tap, TAPS)[:, None], level[None, :], taken * along[None, :])
+        back = tl.trans(taken * (factor / (16 * places))[None, :])
+        tilt = tl.dot(lost, back, tilt, input_precision="tf32x3")
+    tl.store(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :], tilt)
+
+
+@triton.jit
+def _first_slopes(
+    images, weight, scale, shift, means, factors, slope, tilts, to_patches, channels,
+    INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr,
+    TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A quarter of an image: what the patches do to the loss."""
+    one, quarter = tl.program_id(0) // 4, tl.program_id(0) % 4
+    places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
+    image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
+    patches = _patches(image, quarter, 1, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
     tap = tl.arange(0, TAPS)
-    where = to_patches + one.to(tl.int64) * (9 * INPUTS * pixels)
-    where = where + tap[None, :] * pixels + pixel[:, None]
-    tl.store(where, moved, mask=fits[:, None] & (tap < 9 * INPUTS)[None, :])
+    tilt = tl.load(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :])
+    size = tl.maximum(tl.max(tl.abs(tilt)), 1e-20)  # so that tilt is in the reach of half precision
+    moved = tl.dot(patches, (tilt / size).to(tl.float16)) * -size
+    out = tl.arange(0, PLACES)
+    start = slope + one.to(tl.int64) * places * channels
+    means, factors = means + one * channels, factors + one * channels
+    for first in range(0, channels, GROUP):
+        channel = first + tl.arange(0, GROUP)
+        known = channel < channels
+        taken = _normalising(
+            weight, scale, shift, means, factors, first, channels, INPUTS, TAPS, GROUP
+        )
+        where = start + out[:, None] * channels + channel[None, :]
+        told = tl.load(where, mask=(out < places)[:, None] & known[None, :], other=0.0)
+        told = tl.where(tl.dot(patches, taken) > 0, told, 0.0).to(tl.float16)
+        moved = tl.dot(told, tl.trans((taken * 0.25).to(tl.float16)), moved)
+    number = _number(tap, TAPS)
+    where = to_patches + one.to(tl.int64) * (9 * INPUTS * 4 * places) + quarter * places
+    where = where + number[None, :] * (4 * places) + out[:, None]
+    tl.store(where, moved, mask=(out < places)[:, None] & (number < 9 * INPUTS)[None, :])
+
+
+@triton.jit
+def _fold(
+    to_patches, to_images, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr,
+    PIXELS: tl.constexpr,
+):  # fmt: skip
+    """One colour of an image: each pixel's sum over the nine patches that see it."""
+    one = tl.program_id(0).to(tl.int64)
+    across: tl.constexpr = WIDTH + 2 * PADDING - 2
+    down: tl.constexpr = HEIGHT + 2 * PADDING - 2
+    places: tl.constexpr = down * across // 4
+    pixel = tl.arange(0, PIXELS)
+    fits = pixel < HEIGHT * WIDTH
+    total = tl.zeros([PIXELS], tl.float32)
+    for tap in tl.static_range(9):
+        y, x = pixel // WIDTH + PADDING - tap // 3, pixel % WIDTH + PADDING - tap % 3
+        sees = (y >= 0) & (y < down) & (x >= 0) & (x < across) & fits
+        quarter, under = y % 2 * 2 + x % 2, y // 2 * (across // 2) + x // 2
+        where = to_patches + (one * 9 + tap) * (down * across) + quarter * places + under
+        total += tl.load(where, mask=sees, other=0.0)
+    tl.store(to_images + one * (HEIGHT * WIDTH) + pixel, total, mask=fits)
