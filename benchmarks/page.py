@@ -64,7 +64,7 @@ def measured_on(found: Table) -> str:
     what = at["gpu"]["name"] if found["device"].startswith("cuda") else at["cpu"]
     said = f"Measured {found['when']} on {what}, CPUs {at['cpus']}, torch threads {at['threads']}, "
     said += f"Python {at['python']}; {packages(found)}; seeds: {found['seeds']}."
-    if at["load"] and at["load"][0] > 0.5:
+    if at["load"] and at["load"][0] > at["cpus"] / 4:
         loads = ", ".join(f"{load:.1f}" for load in at["load"])
         said += f" **The machine was busy** (load {loads} before the start): times are noisy."
     return said + (" **Reduced size.**" if found["small"] else "")
