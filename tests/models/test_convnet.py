@@ -160,7 +160,7 @@ def test_the_first_block_as_one_kernel_is_its_operations_rounded(
     x = (2 + torch.randn(5, *shape, generator=generator(0))).cuda().requires_grad_()
     weight = 0.2 * noise(width, shape[0], 3, 3).cuda()
     scale, shift = 1 + 0.1 * noise(width).cuda(), 0.1 * noise(width, name=1).cuda()
-    assert kernels.takes_first(x, weight, scale, shift, padding)
+    assert kernels.takes_first(x, padding)
     found = kernels.first_block(x, weight, scale, shift, padding)
     with torch.no_grad():
         assert torch.equal(found, kernels.first_block(x, weight, scale, shift, padding))

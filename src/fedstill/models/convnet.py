@@ -126,24 +126,27 @@ class ConvNet(Scalable):
         if not half_will_do(x) or not self._in_fours:
             return None
         used = [self._block_weights(weights, block) for block in range(self.depth)]
-        tensors = [x, *(tensor for block in used for tensor in block)]
-        if plain_on_gpu(*tensors) and (kernels := _kernels("half_kernels")) is not None:
+        tensors = [tensor for block in used for tensor in block]
+        plain = plain_on_gpu(x, *tensors)
+        trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if plain and not trained and (kernels := _kernels("half_kernels")) is not None:
             return self._half_stages(kernels, used, x, only_last)
-        if _stacked_on_gpu(*tensors) and (kernels := _kernels("stacked_kernels")) is not None:
+        stacked = (plain and trained) or _stacked_on_gpu(x, *tensors)
+        if stacked and (kernels := _kernels("stacked_kernels")) is not None:
             return self._stacked_stages(kernels, used, x, only_last)
         return None
 
     def _half_stages(
         self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
     ) -> list[Tensor]:
-        """Blocks between which gradients are louder than outside."""
+        """Blocks of a network that stays as it is; gradients are louder in it than outside."""
         maps: list[Tensor] = []
         x = kernels.gained(x, 1 / GAIN)
         for block in range(self.depth):
-            weight, scale, shift = (kernels.gained(each, 1 / GAIN) for each in weights[block])
+            weight, scale, shift = weights[block]
             last = block == self.depth - 1
             padding = self._first_padding() if block == 0 else 1
-            if block == 0 and not last and kernels.takes_first(x, weight, scale, shift, padding):
+            if block == 0 and not last and kernels.takes_first(x, padding):
                 x = kernels.first_block(x, weight, scale, shift, padding)
             else:
                 x = F.conv2d(*_in_half(x, weight), padding=padding)
@@ -155,7 +158,7 @@ class ConvNet(Scalable):
     def _stacked_stages(
         self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
     ) -> list[Tensor]:
-        """Blocks of one network among many, under a vmap."""
+        """Blocks of a network that is trained, among many under a vmap or alone."""
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1

@@ -4,11 +4,12 @@ As `kernels`, for maps of two bytes a number that lie in memory pixel by pixel, 
 pixel side by side: so convolutions in half precision read and write them. Sums are in single
 precision, and heights and widths are even. The first block, whose images have few channels, is a
 kernel with its convolution: the maps before pooling, most of what a network makes, are not stored.
+Networks here stay as they are; those that are trained, alone or many, are for `stacked_kernels`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,7 +23,8 @@ from fedstill.models.kernels import EPS
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor, *, last: bool = False) -> Tensor:
     """avg_pool2d(relu(instance_norm(maps) * scale + shift), 2) for [image, channel, y, x].
 
-    What comes out of the `last` block is in single precision and lies channel by channel.
+    What comes out of the `last` block is in single precision and lies channel by channel. There is
+    a gradient for maps, none for the rest.
     """
     with torch.cuda.device(maps.device):
         if torch.is_grad_enabled():
@@ -30,12 +32,10 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor, *, last: bool = F
         return _forward(_by_pixel(maps), scale, shift, last)[0]
 
 
-def takes_first(images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> bool:
+def takes_first(images: Tensor, padding: int) -> bool:
     """Whether `first_block` can make these: one program holds all patches of an image."""
     inputs, height, width = images.shape[1:]
-    pixels = (height + 2 * padding - 2) * (width + 2 * padding - 2)
-    moving = torch.is_grad_enabled() and any(t.requires_grad for t in (weight, scale, shift))
-    return inputs <= 3 and pixels <= 1024 and not moving
+    return inputs <= 3 and (height + 2 * padding - 2) * (width + 2 * padding - 2) <= 1024
 
 
 def first_block(
@@ -88,9 +88,7 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         maps, scale, shift, mean, factor = ctx.saved_tensors
         slope = slope.contiguous() if ctx.last else _by_pixel(slope)
-        sums = any(ctx.needs_input_grad[1:])
-        found = _backward(maps, scale, shift, mean, factor, slope, last=ctx.last, sums=sums)
-        return *found, None
+        return _backward(maps, scale, shift, mean, factor, slope, ctx.last), None, None, None
 
 
 class _FirstBlock(torch.autograd.Function):
@@ -117,18 +115,24 @@ def _by_pixel(maps: Tensor) -> Tensor:
     return maps.contiguous(memory_format=torch.channels_last)
 
 
-def _tiles(maps: Tensor) -> tuple[tuple[int], int, int, int]:
-    """Programs for images and groups of channels; pooled pixels, channels and warps of one.
+class NormTiles(NamedTuple):
+    """How many channels of an image one program takes, each with all its pooled pixels."""
+
+    places: int
+    channels: int
+    warps: int
+
+
+def norm_tiles(channels: int, height: int, width: int) -> NormTiles:
+    """For maps of a height and a width; the best of some on an H200.
 
     The groups of an image are made one after another, so that what is fetched for one is still
     there for the next.
     """
-    images, channels, height, width = maps.shape
     places = triton.next_power_of_2((height // 2) * (width // 2))
-    numbers = 8192 if places >= 256 else 4096
-    group = min(max(1, numbers // places), triton.next_power_of_2(channels))
-    warps = 8 if places * group > 4096 else 4
-    return (images * triton.cdiv(channels, group),), places, group, warps
+    numbers = 8192 if places >= 256 else 4096  # of a program
+    together = min(triton.next_power_of_2(channels), max(1, numbers // places))
+    return NormTiles(places, together, 8 if places * together > 4096 else 4)
 
 
 def _forward(
@@ -139,8 +143,8 @@ def _forward(
     shape = (images, channels, height // 2, width // 2)
     pooled = scale.new_empty(shape) if last else _empty_by_pixel(shape, maps)
     mean, factor = scale.new_empty(images, channels), scale.new_empty(images, channels)
-    programs, places, group, warps = _tiles(maps)
-    _norm_relu_pool[programs](
+    places, group, warps = norm_tiles(channels, height, width)
+    _norm_relu_pool[(images * triton.cdiv(channels, group),)](
         maps, scale, shift, pooled, mean, factor, images, channels, EPS, last, height, width,
         places, group, num_warps=warps,
     )  # fmt: skip
@@ -149,18 +153,17 @@ def _forward(
 
 def _backward(
     maps: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, factor: Tensor, slope: Tensor,
-    *, last: bool, sums: bool,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of maps and, if asked for, of scale and shift, summed in a fixed order."""
-    channels, height, width = maps.shape[1:]
+    last: bool,
+) -> Tensor:  # fmt: skip
+    """The gradient of maps."""
+    images, channels, height, width = maps.shape
     to_maps = torch.empty_like(maps)
-    to_both = mean.new_empty(len(maps), 2, channels) if sums else mean
-    programs, places, group, warps = _tiles(maps)
-    _slopes[programs](
-        maps, scale, shift, mean, factor, slope, to_maps, to_both, channels, last, sums,
-        height, width, places, group, num_warps=warps,
+    places, group, warps = norm_tiles(channels, height, width)
+    _slopes[(images * triton.cdiv(channels, group),)](
+        maps, scale, shift, mean, factor, slope, to_maps, mean, 1.0, images, channels, last,
+        False, height, width, places, group, num_warps=warps,
     )  # fmt: skip
-    return to_maps, *(to_both.sum(0) if sums else (None, None))
+    return to_maps
 
 
 def _first_forward(
@@ -292,11 +295,14 @@ def _share(value, told, mean, factor, stretch, offset):
 
 @triton.jit
 def _slopes(
-    maps, scale, shift, means, factors, slope, to_maps, to_both, channels, LAST: tl.constexpr,
-    SUMS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
-    GROUP: tl.constexpr,
+    maps, scale, shift, means, factors, slope, to_maps, to_both, gain, images, channels,
+    LAST: tl.constexpr, SUMS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of one image: what pixels, scale and shift do to the loss."""
+    """Some channels of one image: what pixels do to the loss and, if asked for, scale and shift.
+
+    After every so many `images` comes another scale and shift, of the next network of a stack.
+    """
     groups = tl.cdiv(channels, GROUP)
     one = tl.program_id(0) // groups
     channel = tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP)
@@ -310,8 +316,9 @@ def _slopes(
     told = tl.load(quarter, mask=fits, other=0.0).to(tl.float32) * 0.25
     mean = tl.load(means + one * channels + channel, mask=known, other=0.0)[None, :]
     factor = tl.load(factors + one * channels + channel, mask=known, other=0.0)[None, :]
-    stretch = tl.load(scale + channel, mask=known, other=0.0)[None, :]
-    offset = tl.load(shift + channel, mask=known, other=0.0)[None, :]
+    own = one // images * channels + channel
+    stretch = tl.load(scale + own, mask=known, other=0.0)[None, :]
+    offset = tl.load(shift + own, mask=known, other=0.0)[None, :]
     at_a, at_b = _under(out, channel, channels, 0, WIDTH), _under(out, channel, channels, 1, WIDTH)
     at_c, at_d = _under(out, channel, channels, 2, WIDTH), _under(out, channel, channels, 3, WIDTH)
     maps, to_maps = maps + start, to_maps + start
@@ -327,8 +334,8 @@ def _slopes(
     alone, along = tl.sum(alone + share, 0), tl.sum(along + share * normal, 0)
     if SUMS:
         both = to_both + one * (2 * channels) + channel
-        tl.store(both, along, mask=known)
-        tl.store(both + channels, alone, mask=known)
+        tl.store(both, along * gain, mask=known)
+        tl.store(both + channels, alone * gain, mask=known)
     level, tilt = (alone / pixels)[None, :], (along / pixels)[None, :]
     kind = to_maps.dtype.element_ty
     # Pixels are read anew: there are not registers for all that was made of them before.

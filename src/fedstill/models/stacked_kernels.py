@@ -1,6 +1,7 @@
 """GPU kernels of ConvNet blocks in half precision for a stack of networks; only where Triton is.
 
-Every member of the stack has its own weights and its own images. The framework makes a convolution
+Every member of the stack has its own weights and its own images; a network that is trained alone
+is a stack of one. The framework makes a convolution
 of such a stack one with groups, which its library does slowly. Here it is a matrix product for each
 member: of what a pixel sees (nine taps, all channels) and the member's weights. Maps are of two
 bytes a number and lie in memory pixel by pixel, all channels of a pixel side by side. Sums are in
@@ -19,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fedstill.models.by_pixel import GAIN
-from fedstill.models.half_kernels import _norm_relu_pool, _under
+from fedstill.models.half_kernels import NormTiles, _norm_relu_pool, _slopes, norm_tiles
 from fedstill.models.kernels import EPS
 
 
@@ -59,31 +61,18 @@ def weighing_tiles(inputs: int, outputs: int) -> Tiles:
     return Tiles(128 if inputs < 16 else 64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
 
 
-class NormTiles(NamedTuple):
-    """How many channels of an image one program takes, each with all its pooled pixels."""
-
-    places: int
-    channels: int
-    warps: int
-
-
-def norm_tiles(channels: int, height: int, width: int) -> NormTiles:
-    """For maps of a height and a width."""
-    places = triton.next_power_of_2((height // 2) * (width // 2))
-    numbers = 8192 if places >= 256 else 4096  # of a program
-    together = min(triton.next_power_of_2(channels), max(1, numbers // places))
-    return NormTiles(places, together, 8 if places * together > 4096 else 4)
-
-
 PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
 
 
 def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
     """avg_pool2d(relu(instance_norm(conv2d(x, weight)) * scale + shift), 2), in half precision.
 
-    For one level of `torch.func.vmap`, and gradients in it of first order. `x` holds images in
-    single precision, whose gradients are as loud as those outside, or what a block returned.
+    For one level of `torch.func.vmap` and gradients in it of first order, or for one network
+    outside of `torch.func`. `x` holds images in single precision, whose gradients are as loud as
+    those outside, or what a block returned.
     """
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return _Alone.apply(x, weight, scale, shift, padding)  # type: ignore[no-untyped-call,no-any-return]
     return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -140,6 +129,28 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         return _forward(*_stacked(info, in_dims, inputs)), 0
+
+
+class _Alone(torch.autograd.Function):
+    """The block of a network that is not in a stack."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        x, _, scale, shift, ctx.padding = inputs
+        pooled, *kept = _forward(*_stacked_once(inputs))
+        ctx.save_for_backward(x, scale, shift, *kept)
+        return pooled[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, shift, *kept, laid = ctx.saved_tensors
+        slope, x, scale, shift = _stacked_once((slope, x, scale, shift))
+        *norm, slope = norm_slopes(slope, scale, shift, *kept)
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        to_x = image_slopes(slope, x, laid, ctx.padding)[0] if of_x else None
+        to_weight = weight_slopes(slope, x, ctx.padding)[0] if of_weight else None
+        return to_x, to_weight, *(one[0] for one in norm), None
 
 
 def _function(launch: Callable[..., Any]) -> Any:
@@ -299,16 +310,16 @@ def norm_slopes(
     """Gradients of scale and shift, summed over images in a fixed order, and of the maps."""
     members, images, channels, height, width = maps.shape
     to_maps = _empty(*maps.shape, like=maps)
-    mean, factor = mean.contiguous(), factor.contiguous()
-    to_scale, to_shift = torch.empty_like(mean), torch.empty_like(mean)
+    to_both = torch.empty((members, images, 2, channels), device=maps.device)
     tiles = tiles or norm_tiles(channels, height, width)
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
-        _slopes[(members * images, triton.cdiv(channels, tiles.channels))](
-            by_pixel(maps), scale.contiguous(), shift.contiguous(), mean, factor, by_pixel(slope),
-            to_maps, to_scale, to_shift, 1 / GAIN, images, channels, height, width,
-            tiles.places, tiles.channels, num_warps=tiles.warps,
+        _slopes[(members * images * triton.cdiv(channels, tiles.channels),)](
+            by_pixel(maps), scale.contiguous(), shift.contiguous(), mean.contiguous(),
+            factor.contiguous(), by_pixel(slope), to_maps, to_both, 1 / GAIN, images, channels,
+            False, True, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
         )  # fmt: skip
-    return to_scale.sum(1), to_shift.sum(1), to_maps
+    to_scale, to_shift = to_both.sum(1).unbind(1)
+    return to_scale, to_shift, to_maps
 
 
 _NormSlopes = _function(norm_slopes)
@@ -419,46 +430,3 @@ def _weigh(
     first = out + (member * shares + number) * (9 * IN * OUT)
     place = (part * 9 + tap)[:, None] + channel[None, :] * (9 * IN)
     tl.store(first + place, total * gain, mask=known[:, None] & counts[None, :])
-
-
-@triton.jit
-def _slopes(
-    maps, scale, shift, means, factors, slope, to_maps, to_scale, to_shift, gain, images, channels,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """Some channels of one image: what pixels, scale and shift do to the loss."""
-    one = tl.program_id(0)
-    channel = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
-    known = channel < channels
-    pixels: tl.constexpr = HEIGHT * WIDTH
-    out = tl.arange(0, PLACES)
-    fits = (out < pixels // 4)[:, None] & known[None, :]
-    first = one.to(tl.int64) * pixels * channels
-    quarter = one.to(tl.int64) * (pixels // 4) * channels + channel[None, :]
-    quarter = quarter + out[:, None] * channels
-    told = tl.load(slope + quarter, mask=fits, other=0.0).to(tl.float32) * 0.25
-    mean = tl.load(means + one * channels + channel, mask=known, other=0.0)[None, :]
-    factor = tl.load(factors + one * channels + channel, mask=known, other=0.0)[None, :]
-    own = one // images * channels + channel
-    stretch = tl.load(scale + own, mask=known, other=0.0)[None, :]
-    offset = tl.load(shift + own, mask=known, other=0.0)[None, :]
-    alone = tl.zeros([GROUP], tl.float32)
-    along = tl.zeros([GROUP], tl.float32)
-    for number in tl.static_range(4):
-        where = first + _under(out, channel, channels, number, WIDTH)
-        value = tl.load(maps + where, mask=fits, other=0.0).to(tl.float32)
-        normal = tl.where(fits, (value - mean) * factor, 0.0)
-        share = tl.where(normal * stretch + offset > 0, told, 0.0)
-        alone += tl.sum(share, 0)
-        along += tl.sum(share * normal, 0)
-    tl.store(to_scale + one * channels + channel, along * gain, mask=known)
-    tl.store(to_shift + one * channels + channel, alone * gain, mask=known)
-    level = (alone / pixels)[None, :]
-    tilt = (along / pixels)[None, :]
-    for number in tl.static_range(4):  # a second look at what was just read
-        where = first + _under(out, channel, channels, number, WIDTH)
-        value = tl.load(maps + where, mask=fits, other=0.0).to(tl.float32)
-        normal = (value - mean) * factor
-        share = tl.where(normal * stretch + offset > 0, told, 0.0)
-        moved = stretch * factor * (share - level - normal * tilt)
-        tl.store(to_maps + where, moved.to(to_maps.dtype.element_ty), mask=fits)
