@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstill"
 # A room of the house, and the names under `fedstill` and outside of it that it may import. Files
 # that stand in no room (config, cli, runs, show) see everything, and no room may see them.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
-    "core": ({"core"}, {"torch"}),
+    "core": ({"core"}, {"torch", "triton"}),
     "parts": ({"core", "models", "parts"}, {"torch"}),
     "methods": ({"core", "parts", "methods"}, {"torch"}),
     "models": ({"core", "models"}, {"torch", "triton"}),

@@ -92,6 +92,18 @@ def test_a_batch_has_the_bits_of_indexing_and_the_stored_bytes_stay() -> None:
     assert torch.equal(stored, before)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 50, 40)])
+def test_a_batch_on_a_gpu_has_the_bits_of_one_on_a_cpu(shape: tuple[int, int, int]) -> None:
+    stored = torch.randint(256, (50, *shape), generator=generator(0), dtype=torch.uint8)
+    mean = torch.rand(shape[0], 1, 1, generator=generator(1))
+    pool = Pool(stored, torch.arange(50), mean, mean / 3 + 0.1)
+    rows = torch.randint(50, (4, 7), generator=generator(2))
+    found, expected = pool.to("cuda").take(rows.cuda()), pool.take(rows)
+    assert torch.equal(found.x.cpu(), expected.x) and torch.equal(found.y.cpu(), expected.y)
+    assert pool.to("cuda").take(rows[:0].cuda()).x.shape == (0, 7, *shape)
+
+
 def test_floats_that_are_normalised_are_not_written_into() -> None:
     stored = torch.tensor([[1.0], [3.0]])
     held = Pool(stored, torch.arange(2), torch.tensor(1.0), torch.tensor(2.0))

@@ -119,7 +119,7 @@ def test_kernels_give_what_the_operations_give(
         return [logits, still, *slopes, *plain, second]
 
     fused = outputs()
-    monkeypatch.setattr("fedstill.models.convnet._kernels", lambda: None)
+    monkeypatch.setattr("fedstill.core.gpu.kernels", lambda module: None)
     for one, other in zip(fused, outputs(), strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
 
@@ -224,6 +224,28 @@ def test_a_gradient_of_a_gradient_is_refused_where_gains_would_spoil_it() -> Non
     (slope,) = torch.autograd.grad(out, maps, create_graph=True)
     with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
         torch.autograd.grad(slope.sum(), maps)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_that_is_trained_alone_is_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstill.core.precision._now", "half")
+    model = ConvNet((3, 32, 32), 10, width=32)
+    weights = {name: tensor.cuda() for name, tensor in model.init(1).items()}
+    x, told = noise(6, 3, 32, 32).cuda(), noise(6, 10, name=1).cuda()
+
+    def loss(weights: Weights, x: Tensor) -> Tensor:
+        return (model(weights, x) * told).sum()
+
+    moving = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+    alone = torch.autograd.grad(loss(moving, x), list(moving.values()), materialize_grads=True)
+    stack = {name: tensor.unsqueeze(0) for name, tensor in weights.items()}
+    among = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(stack, x)
+    for name, one in zip(weights, alone, strict=True):
+        assert torch.allclose(one, among[name][0], rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+    x = x.requires_grad_()
+    (slope,) = torch.autograd.grad(loss(moving, x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
+        torch.autograd.grad(slope.sum(), x)
 
 
 def test_features_are_the_flattened_last_stage() -> None:

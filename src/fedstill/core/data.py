@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedstill.core import trees
+from fedstill.core import gpu, trees
 
 B = TypeVar("B")
 
@@ -41,7 +41,23 @@ class Pool:
 
     def take(self, rows: Tensor) -> Batch:
         """The examples at `rows`, which may have any shape."""
-        return Batch(self.normalised(chosen(self.stored, rows)), chosen(self.labels, rows))
+        return Batch(self._taken(rows), chosen(self.labels, rows))
+
+    def _taken(self, rows: Tensor) -> Tensor:
+        """Examples, fetched and normalised at once where there is a kernel for that."""
+        channels = (*self.stored.shape[1:2], 1, 1)
+        if (
+            self.stored.is_cuda
+            and self.stored.dtype == torch.uint8
+            and not torch._C._functorch.is_functorch_wrapped_tensor(rows)
+            and self.mean is not None
+            and self.std is not None
+            and self.mean.shape == self.std.shape == channels
+            and (kernels := gpu.kernels("core.gather_kernels")) is not None
+        ):
+            found: Tensor = kernels.taken(self.stored, rows, self.mean, self.std)
+            return found
+        return self.normalised(chosen(self.stored, rows))
 
     def normalised(self, stored: Tensor) -> Tensor:
         bytes = stored.dtype == torch.uint8

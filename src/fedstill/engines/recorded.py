@@ -158,9 +158,18 @@ class _Recording:
 
 
 def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Put values into the places, all in a few launches."""
-    if places:
-        torch._foreach_copy_(list(places), list(values))
+    """Put values into the places, those of a kind in a few launches.
+
+    Different types together, or gaps in one of them, would cost a launch for every tensor.
+    """
+    kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        dense = place.is_contiguous() and value.is_contiguous()
+        kin = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
+        kin[0].append(place)
+        kin[1].append(value)
+    for mine, theirs in kinds.values():
+        torch._foreach_copy_(mine, theirs)
 
 
 class CudaGraphs:

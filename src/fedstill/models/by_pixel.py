@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstill.core.gpu import plain_on_gpu
 from fedstill.core.model import Norm
 from fedstill.core.precision import half_will_do
 from fedstill.core.records import Weights
@@ -97,12 +98,3 @@ class _Back(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         louder: Tensor = (slope * GAIN).to(ctx.dtype)
         return louder
-
-
-def plain_on_gpu(*tensors: Tensor) -> bool:
-    """Whether kernels may be handed these: single precision, outside of `torch.func`."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return all(
-        tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
-        for tensor in tensors
-    )

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstill.core import gpu
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import GAIN, plain_on_gpu
+from fedstill.models.by_pixel import GAIN
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
 Activation = Literal["relu", "leaky_relu", "sigmoid", "swish"]
@@ -99,11 +98,15 @@ class ConvNet(Scalable):
 
     @property
     def takes_half(self) -> bool:
-        return self._in_fours and _kernels("half_kernels") is not None
+        return self._in_fours and gpu.kernels("models.half_kernels") is not None
 
     @property
     def stacks_well(self) -> bool:
-        return half_asked_for() and self._in_fours and _kernels("stacked_kernels") is not None
+        return (
+            half_asked_for()
+            and self._in_fours
+            and gpu.kernels("models.stacked_kernels") is not None
+        )
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, in half precision on a GPU where that is allowed and the kernels fit."""
@@ -127,12 +130,12 @@ class ConvNet(Scalable):
             return None
         used = [self._block_weights(weights, block) for block in range(self.depth)]
         tensors = [tensor for block in used for tensor in block]
-        plain = plain_on_gpu(x, *tensors)
+        plain = gpu.plain_on_gpu(x, *tensors)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if plain and not trained and (kernels := _kernels("half_kernels")) is not None:
+        if plain and not trained and (kernels := gpu.kernels("models.half_kernels")) is not None:
             return self._half_stages(kernels, used, x, only_last)
         stacked = (plain and trained) or _stacked_on_gpu(x, *tensors)
-        if stacked and (kernels := _kernels("stacked_kernels")) is not None:
+        if stacked and (kernels := gpu.kernels("models.stacked_kernels")) is not None:
             return self._stacked_stages(kernels, used, x, only_last)
         return None
 
@@ -192,7 +195,8 @@ class ConvNet(Scalable):
         """Norm, activation and pooling; as one kernel where that can be."""
         if self._fused:
             scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            if plain_on_gpu(x, scale, shift) and (kernels := _kernels()) is not None:
+            kernels = gpu.kernels("models.kernels") if gpu.plain_on_gpu(x, scale, shift) else None
+            if kernels is not None:
                 fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return fused
         x = self.normalise(weights, name, x, self.norm)
@@ -235,11 +239,3 @@ def _bare(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-@cache
-def _kernels(name: str = "kernels") -> Any:
-    """A module of kernels, or None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    return importlib.import_module(f"fedstill.models.{name}")

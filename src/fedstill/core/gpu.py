@@ -1,0 +1,28 @@
+"""What may be handed to kernels of our own for a GPU, and where they are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def plain_on_gpu(*tensors: Tensor) -> bool:
+    """Whether kernels may be handed these: single precision, outside of `torch.func`."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
+        for tensor in tensors
+    )
+
+
+@cache
+def kernels(module: str) -> Any:
+    """A module of kernels under `fedstill`, or None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module(f"fedstill.{module}")
