@@ -32,6 +32,7 @@ from fedstill.parts.synthesis import (
     held_classes,
     image_size,
     mean_over_holders,
+    packed,
     real_rows,
     scaled,
     stage_count,
@@ -105,6 +106,44 @@ def test_matching_both_outputs_adds_the_two_gradients() -> None:
     parts = [slope(Matching(outputs=o), images, share, real) for o in ("features", "logits")]
     both = slope(Matching(outputs="both"), images, share, real)
     assert torch.allclose(both, parts[0] + parts[1], atol=1e-6)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_a_packing_keeps_every_example_and_finds_its_output_again(counts: list[int]) -> None:
+    share = torch.zeros(len(counts), 40)
+    for row, count in enumerate(counts):
+        share[row, :count] = 1 / count
+    packing = packed(share)
+    if packing is None:
+        assert sum(counts) > 40 * len(counts) * 0.75
+        return
+    held = torch.nonzero(share.flatten()).flatten()
+    assert len(packing.kept) <= min(share.numel() * 7 / 8, sum(counts) * 1.25)
+    assert len(set(packing.kept.tolist())) == len(packing.kept)
+    numbers = packing.number.flatten()[held]
+    assert torch.equal(packing.kept[numbers], held)
+
+
+@pytest.mark.parametrize("outputs", ["both", "stages and logits"])
+def test_empty_places_that_are_left_out_change_nothing(outputs: Any) -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)
+    images, real = some(3, 2, 1, 8, 8), some(3, 16, 1, 8, 8)
+    share = torch.zeros(3, 16)
+    for row, count in enumerate((16, 3, 1)):
+        share[row, :count] = 1 / count
+    matching = Matching(outputs=outputs)
+    draws = augment.draw(generator(0), "rotate", groups=3, image=(8, 8))
+    whole = Iteration(
+        real, share, model.init(0), torch.ones(2 if outputs == "both" else 3), draws, "rotate"
+    )
+    found = packed(share)
+    assert found is not None and len(found.kept) < 24
+    equal = torch.full((3, 2), 0.5)
+    slopes = [
+        torch.func.grad(lambda x, batch=batch: matching.objective(model, x, batch, equal))(images)
+        for batch in (whole, whole._replace(packing=found))
+    ]
+    assert torch.allclose(*slopes, atol=1e-6) and slopes[0].abs().max() > 0.01
 
 
 def test_a_class_with_fewer_images_has_its_own_n_and_empty_places_no_gradient() -> None:

@@ -75,11 +75,11 @@ class Batched(InProcess):
         return {id: outcomes[id] for id in inboxes}
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
-        """Run the loops that nodes wait for, and put down each one's answer.
+        """Run the loops that nodes wait for, and put down each one's answer."""
+        self._run_stacks(step, round, self._kin(waiting))
 
-        A stack that memory does not suffice for is run in two; later ones are no larger.
-        """
-        queue = self._kin(waiting)
+    def _run_stacks(self, step: Step, round: int, queue: list[list[Acting]]) -> None:
+        """A stack that memory does not suffice for is run in two; later ones are no larger."""
         while queue:
             kin = queue.pop(0)
             try:

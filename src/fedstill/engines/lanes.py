@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -132,8 +131,8 @@ class Lanes(Batched):
         """What stacks well in stacks, recordable loops in lanes, the rest as `in_process` would."""
         if self.road is not None:
             stacked = [kin for kin in self._kin(waiting) if stacks_well(kin)]
-            super()._run_loops(step, round, list(chain.from_iterable(stacked)))
             done = {id(actor) for kin in stacked for actor in kin}
+            self._run_stacks(step, round, stacked)
             waiting = [actor for actor in waiting if id(actor) not in done]
         fit: list[Acting] = []
         left: list[Acting] = []

@@ -40,16 +40,12 @@ def on_sphere(centre: Weights, direction: Weights, radius: float | Tensor) -> We
 
 def sphere(centre: Weights, radius: float) -> Callable[[Generator], Weights]:
     """Draws like `on_sphere` of `direction`, as one long vector: a few large operations a draw."""
-    moving = algebra.parameters(centre)
-    sizes = [tensor.numel() for tensor in moving.values()]
-    flat = torch.cat([tensor.flatten() for tensor in moving.values()])
+    flat = _laid_out(centre, centre)
 
     def drawn(rng: Generator) -> Weights:
         step = torch.randn(flat.shape, generator=rng, device=rng.device, dtype=flat.dtype)
         _, factor = _shrinking(step.square().sum(), radius)
-        parts = torch.split(flat + factor * step, sizes)
-        moved = zip(moving.items(), parts, strict=True)
-        return {**centre, **{name: part.view(tensor.shape) for (name, tensor), part in moved}}
+        return _folded(flat + factor * step, centre)
 
     return drawn
 
@@ -65,14 +61,23 @@ def networks(node: Node[Any], centre: Weights, radius: float) -> Callable[[int],
 
 def projected(weights: Weights, centre: Weights, radius: float | Tensor) -> Weights:
     """centre + (w - centre)·min(1, radius/‖w - centre‖); weights inside come back unchanged."""
-    steps = {name: tensor - centre[name] for name, tensor in algebra.parameters(weights).items()}
-    outside, factor = _shrinking(algebra.square(steps), radius)
-    return {
-        name: torch.where(outside, centre[name] + factor * steps[name], tensor)
-        if name in steps
-        else tensor
-        for name, tensor in weights.items()
-    }
+    here, middle = _laid_out(weights, weights), _laid_out(centre, weights)
+    step = here - middle
+    outside, factor = _shrinking(step.square().sum(), radius)
+    return _folded(torch.where(outside, middle + factor * step, here), weights)
+
+
+def _laid_out(weights: Weights, like: Weights) -> Tensor:
+    """Trainable parameters as one long vector, in the order of another's."""
+    return torch.cat([weights[name].flatten() for name in algebra.parameters(like)])
+
+
+def _folded(flat: Tensor, like: Weights) -> Weights:
+    """The long vector in the shapes of weights; buffers are theirs."""
+    moving = algebra.parameters(like)
+    parts = torch.split(flat, [tensor.numel() for tensor in moving.values()])
+    moved = zip(moving.items(), parts, strict=True)
+    return {**like, **{name: part.view(tensor.shape) for (name, tensor), part in moved}}
 
 
 def _shrinking(squared: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:

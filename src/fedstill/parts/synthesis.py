@@ -178,6 +178,13 @@ async def warmed_up(
     return made
 
 
+class Packing(NamedTuple):
+    """Which places of a real batch are worth a pass through the network."""
+
+    kept: Tensor  # [number], places counted through all classes
+    number: Tensor  # [class, example], where a place's output is among those; 0 for the others
+
+
 class Iteration(NamedTuple):
     """What one step of matching sees."""
 
@@ -187,6 +194,7 @@ class Iteration(NamedTuple):
     emphasis: Tensor  # [output], how much each matched output counts at this step
     draws: Draws
     only: str  # the operation of this step's augmentation
+    packing: Packing | None = None  # None where few places are empty
 
 
 @dataclass(frozen=True)
@@ -239,15 +247,19 @@ class Matching:
         real = augment.apply(batch.real, batch.draws, only=batch.only)
         synthetic = augment.apply(images, batch.draws, only=batch.only)
         with torch.no_grad():
-            targets = class_means(self.seen(still, batch.network, real, coarse=True), batch.share)
+            outputs = self.seen(still, batch.network, real, batch.packing, coarse=True)
+            targets = class_means(outputs, batch.share)
         means = class_means(self.seen(still, batch.network, synthetic), images_share)
         return (distances(means, targets, self.distance) * batch.emphasis.unsqueeze(1)).sum()
 
     def seen(
-        self, model: Model, network: Weights, images: Tensor, *, coarse: bool = False
-    ) -> list[Tensor]:
+        self, model: Model, network: Weights, images: Tensor, packing: Packing | None = None,
+        *, coarse: bool = False,
+    ) -> list[Tensor]:  # fmt: skip
         """[class, image, ...] of each output that is matched, from one pass over all classes."""
         x = images.flatten(0, 1)
+        if packing is not None:
+            x = x[packing.kept]
         if self.outputs.startswith("stages"):
             passed = (model.coarse_stages if coarse else model.stages)(network, x)
             kept = [stage.flatten(1) for stage in passed]
@@ -257,6 +269,8 @@ class Matching:
             kept = [*kept, model.head(network, kept[-1])]
         if self.outputs == "logits":
             kept = kept[1:]
+        if packing is not None:
+            return [out.flatten(1)[packing.number] for out in kept]
         return [out.reshape(*images.shape[:2], -1) for out in kept]
 
     def emphasis(self, update: int, outputs: int) -> list[float]:
@@ -278,6 +292,7 @@ class Matching:
         rows, share = real_rows(
             node.data, classes, self.real_batch, self.steps, node.rng("real"), node.model.classes
         )
+        packing = trees.to(packed(share), node.device)
         rows, share = rows.to(node.device), share.to(node.device)
         drawn = augmentations(
             node.rng("operations", shared=True),
@@ -301,9 +316,26 @@ class Matching:
             step = update // per_step
             only, draws = drawn[step]
             real = node.data.take(rows[step]).x
-            return Iteration(real, share, network(step), every[update], draws, only)
+            return Iteration(real, share, network(step), every[update], draws, only, packing)
 
         return Made(updates, make)
+
+
+def packed(share: Tensor) -> Packing | None:
+    """The places with a share, and so many empty ones that neighbours have equally many.
+
+    None where that would leave out less than an eighth of all.
+    """
+    flat = share.flatten()
+    count = int((flat > 0).sum())
+    step = 1 << max(0, count.bit_length() - 4)
+    count = -(-count // step) * step
+    if count > len(flat) * 7 // 8:
+        return None
+    kept = torch.argsort((flat == 0).to(torch.int8), stable=True)[:count]
+    number = torch.zeros(len(flat), dtype=torch.long)
+    number[kept] = torch.arange(count)
+    return Packing(kept, number.reshape(share.shape))
 
 
 def class_means(outputs: Sequence[Tensor], share: Tensor) -> list[Tensor]:
