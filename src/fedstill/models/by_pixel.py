@@ -8,7 +8,9 @@ usual order.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,3 +108,9 @@ def plain_on_gpu(*tensors: Tensor) -> bool:
         tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
         for tensor in tensors
     )
+
+
+@cache
+def kernels_in(module: str) -> Any:
+    """A module of kernels, or None where Triton is not installed."""
+    return importlib.import_module(module) if importlib.util.find_spec("triton") else None

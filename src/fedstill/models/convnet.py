@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -17,7 +15,7 @@ from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
 from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import GAIN, plain_on_gpu
+from fedstill.models.by_pixel import GAIN, kernels_in, plain_on_gpu
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
 Activation = Literal["relu", "leaky_relu", "sigmoid", "swish"]
@@ -234,9 +232,5 @@ def _bare(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@cache
 def _kernels(name: str = "kernels") -> Any:
-    """A module of kernels, or None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    return importlib.import_module(f"fedstill.models.{name}")
+    return kernels_in(f"fedstill.models.{name}")
