@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstill"
 # that stand in no room (config, cli, runs, show) see everything, and no room may see them.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "core": ({"core"}, {"torch", "triton"}),
-    "parts": ({"core", "models", "parts"}, {"torch"}),
+    "parts": ({"core", "models", "parts"}, {"torch", "triton"}),
     "methods": ({"core", "parts", "methods"}, {"torch"}),
     "models": ({"core", "models"}, {"torch", "triton"}),
     "data": ({"core.errors", "data"}, {"numpy"}),

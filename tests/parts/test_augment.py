@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from fedstill.parts import augment
 from fedstill.parts.augment import DEFAULT, OPERATIONS, Draws, Mode
 
 SIZE = (12, 16)
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def images(groups: int = 3, count: int = 2, channels: int = 3, name: int = 0) -> Tensor:
@@ -294,3 +297,135 @@ def test_draws_for_other_images_are_refused() -> None:
         augment.apply(images(groups=2), drawn("flip"))
     with pytest.raises(BadValue, match=r"drawn for \(3, 4\)"):
         augment.apply(images(), drawn("flip", per_image=4))
+
+
+@pytest.fixture
+def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], tuple[Any, Any]]:
+    """What a call gives with kernels, and with the operations."""
+
+    def run(call: Callable[[], Any]) -> tuple[Any, Any]:
+        fused = call()
+        with monkeypatch.context() as patch:
+            patch.setattr("fedstill.core.gpu.kernels", lambda module: None)
+            return fused, call()
+
+    return run
+
+
+def on_gpu(
+    shape: tuple[int, int, int], strategy: str, mode: Mode, per_image: int | None
+) -> tuple[Tensor, Draws]:
+    """Three groups of two images and what is drawn for them."""
+    draws = augment.draw(
+        generator(7), strategy, groups=3, image=shape[1:], mode=mode, per_image=per_image
+    )
+    x = torch.randn(3, 2, *shape, generator=generator(3)).cuda().requires_grad_()
+    return x, trees.to(draws, "cuda")
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 16, 20), (4, 64, 64), (2, 5, 3)])
+@pytest.mark.parametrize("per_image", [None, 2])
+@pytest.mark.parametrize("strategy", [*OPERATIONS, DEFAULT, "color_cutout", "crop_rotate"])
+def test_kernels_give_what_the_operations_give(
+    shape: tuple[int, int, int], per_image: int | None, strategy: str, both_ways: Any
+) -> None:
+    pytest.importorskip("triton")
+    x, draws = on_gpu(shape, strategy, "multi", per_image)
+    told = torch.randn(x.shape, generator=generator(8)).cuda()
+
+    def outputs() -> list[Tensor]:
+        out = augment.apply(x, draws, only=strategy)
+        with torch.no_grad():
+            still = augment.apply(x, draws, only=strategy)
+        (slope,) = torch.autograd.grad(out, x, told)
+        (first,) = torch.autograd.grad(
+            augment.apply(x, draws, only=strategy).pow(3).sum(), x, create_graph=True
+        )
+        (second,) = torch.autograd.grad((first * told).sum(), x)
+        return [out, still, slope, second]
+
+    fused, plain = both_ways(outputs)
+    for one, other in zip(fused, plain, strict=True):
+        if strategy in ("crop", "cutout", "flip") and one is not fused[3]:
+            assert torch.equal(one, other)
+        torch.testing.assert_close(
+            one, other, atol=2e-5 * float(other.detach().abs().max()), rtol=1e-5
+        )
+    assert torch.equal(fused[0], fused[1])
+    assert all(torch.equal(one, other) for one, other in zip(fused, outputs(), strict=True))
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("only", [*OPERATIONS, DEFAULT])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 16, 20)])
+def test_kernels_change_no_bit_of_what_was_not_drawn(
+    shape: tuple[int, int, int], only: str
+) -> None:
+    x, draws = on_gpu(shape, "none", "single", None)
+    told = torch.randn(x.shape, generator=generator(8)).cuda()
+    out = augment.apply(x, draws, only=only)
+    assert torch.equal(out, x)
+    assert torch.equal(torch.autograd.grad(out, x, told)[0], told)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("strategy", [*OPERATIONS, DEFAULT])
+def test_the_gradient_of_a_kernel_is_its_transpose(strategy: str) -> None:
+    x, draws = on_gpu((3, 32, 32), strategy, "multi", 2)
+    draws.color[..., 0] = 0
+    told = torch.randn(x.shape, generator=generator(8)).cuda()
+    out = augment.apply(x, draws, only=strategy)
+    (slope,) = torch.autograd.grad(out, x, told)
+    there, back = (out.double() * told).sum(), (x.double() * slope).sum()
+    assert (there - back).abs() < 1e-6 * out.norm() * told.norm()
+
+
+@needs_a_gpu
+def test_kernels_take_images_and_slopes_that_lie_in_any_order(both_ways: Any) -> None:
+    _, draws = on_gpu((3, 12, 16), DEFAULT, "multi", None)
+    x = torch.randn(3, 2, 16, 12, 3, generator=generator(3)).cuda().transpose(2, 4)
+    x.requires_grad_()
+
+    def slope() -> Tensor:
+        return torch.autograd.grad(augment.apply(x, draws).sum(), x)[0]
+
+    torch.testing.assert_close(*both_ways(slope), atol=2e-5, rtol=1e-5)
+
+
+def unsuitable(device: str) -> dict[str, Callable[[], Tensor]]:
+    """Calls that no kernel is made for."""
+    x, draws = images().to(device), trees.to(drawn(DEFAULT, mode="multi"), device)
+    double = Draws(draws.operation, *(part.double() for part in draws[1:]))
+    moving = draws._replace(rotate=draws.rotate.clone().requires_grad_())
+    wide = augment.draw(generator(4), DEFAULT, groups=3, image=(64, 65), mode="multi")
+    both = trees.stack([draws, draws])
+    return {
+        "double": lambda: augment.apply(x.double(), double),
+        "half": lambda: augment.apply(x.half(), draws),
+        "draws with a gradient": lambda: augment.apply(x, moving),
+        "vmap": lambda: vmap(augment.apply)(torch.stack([x, x]), both)[0],
+        "grad": lambda: grad(lambda x: augment.apply(x, draws).square().sum())(x),
+        "channels": lambda: augment.apply(x.repeat(1, 1, 2, 1, 1), draws),
+        "pixels": lambda: augment.apply(x.new_ones(3, 1, 3, 64, 65), trees.to(wide, device)),
+        "no images": lambda: augment.apply(x[:, :0], draws),
+    }
+
+
+@pytest.mark.parametrize("kind", unsuitable("cpu"))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_a_gpu)])
+def test_what_kernels_cannot_take_goes_by_the_operations(
+    kind: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = unsuitable("cpu")[kind]()
+    if device == "cpu":
+        monkeypatch.setattr("fedstill.core.gpu.kernels", _no_kernels)
+    else:
+        pytest.importorskip("triton")
+        monkeypatch.setattr("fedstill.parts.augment_kernels.apply", _no_kernels)
+    out = unsuitable(device)[kind]()
+    torch.testing.assert_close(out.cpu(), expected, atol=1e-2, rtol=1e-2)
+
+
+def _no_kernels(*arguments: object) -> None:
+    raise AssertionError("kernels were asked for")

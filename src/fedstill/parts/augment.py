@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from fedstill.core import gpu
 from fedstill.core.errors import BadValue, unknown
 
 OPERATIONS = ("color", "crop", "cutout", "flip", "scale", "rotate")  # in the order of application
@@ -41,7 +42,7 @@ class Draws(NamedTuple):
     crop: Tensor  # whole pixels from which a pixel is fetched, below and to the right: 0, 0
     cutout: Tensor  # first and past-the-last row, first and past-the-last column: 0, 0, 0, 0
     flip: Tensor  # -1 swaps left and right: 1
-    scale: Tensor  # factors of the distance from the centre, vertical and horizontal: 1, 1
+    scale: Tensor  # factors, 2/3 or more, of the distance from the centre, down and right: 1, 1
     rotate: Tensor  # radians: 0
 
 
@@ -149,6 +150,9 @@ def apply(images: Tensor, draws: Draws, *, only: str | None = None) -> Tensor:
     """
     may = set(OPERATIONS if only is None else operations(only))
     sets, x = _by_set(images, draws)
+    if may and (kernels := _kernels(x, sets)) is not None:
+        changed: Tensor = kernels.apply(x, sets, may).reshape(images.shape)
+        return changed
     x = x.to(torch.promote_types(images.dtype, torch.float32))
     if "color" in may:
         x = _colored(x, sets.color)
@@ -190,6 +194,16 @@ def _by_set(images: Tensor, draws: Draws) -> tuple[Draws, Tensor]:
         return draws, images
     flat = (parameters.flatten(0, 1) for parameters in draws[1:])
     return Draws(draws.operation, *flat), images.flatten(0, 1).unsqueeze(1)
+
+
+def _kernels(images: Tensor, draws: Draws) -> Any:
+    """Kernels that change these images in one or two launches; None where operations have to."""
+    if not gpu.plain_on_gpu(images, *draws[1:]):
+        return None
+    if any(part.requires_grad or part.device != images.device for part in draws[1:]):
+        return None
+    kernels = gpu.kernels("parts.augment_kernels")
+    return kernels if kernels is not None and kernels.takes(images) else None
 
 
 def _colored(x: Tensor, color: Tensor) -> Tensor:
