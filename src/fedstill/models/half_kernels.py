@@ -294,6 +294,15 @@ def _share(value, told, mean, factor, stretch, offset):
 
 
 @triton.jit
+def _tell(maps, to_maps, at, fits, told, mean, factor, stretch, offset, level, tilt):
+    """Write what pixels do to the loss: their share, less what the norm takes away."""
+    value = tl.load(maps + at, mask=fits, other=0.0, cache_modifier=".ca")
+    normal, share = _share(value, told, mean, factor, stretch, offset)
+    moved = stretch * factor * (share - level - normal * tilt)
+    tl.store(to_maps + at, moved.to(to_maps.dtype.element_ty), mask=fits)
+
+
+@triton.jit
 def _slopes(
     maps, scale, shift, means, factors, slope, to_maps, to_both, gain, images, channels,
     LAST: tl.constexpr, SUMS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -337,24 +346,11 @@ def _slopes(
         tl.store(both, along * gain, mask=known)
         tl.store(both + channels, alone * gain, mask=known)
     level, tilt = (alone / pixels)[None, :], (along / pixels)[None, :]
-    kind = to_maps.dtype.element_ty
     # Pixels are read anew: there are not registers for all that was made of them before.
-    a = tl.load(maps + at_a, mask=fits, other=0.0, cache_modifier=".ca")
-    normal, share = _share(a, told, mean, factor, stretch, offset)
-    moved = stretch * factor * (share - level - normal * tilt)
-    tl.store(to_maps + at_a, moved.to(kind), mask=fits)
-    b = tl.load(maps + at_b, mask=fits, other=0.0, cache_modifier=".ca")
-    normal, share = _share(b, told, mean, factor, stretch, offset)
-    moved = stretch * factor * (share - level - normal * tilt)
-    tl.store(to_maps + at_b, moved.to(kind), mask=fits)
-    c = tl.load(maps + at_c, mask=fits, other=0.0, cache_modifier=".ca")
-    normal, share = _share(c, told, mean, factor, stretch, offset)
-    moved = stretch * factor * (share - level - normal * tilt)
-    tl.store(to_maps + at_c, moved.to(kind), mask=fits)
-    d = tl.load(maps + at_d, mask=fits, other=0.0, cache_modifier=".ca")
-    normal, share = _share(d, told, mean, factor, stretch, offset)
-    moved = stretch * factor * (share - level - normal * tilt)
-    tl.store(to_maps + at_d, moved.to(kind), mask=fits)
+    _tell(maps, to_maps, at_a, fits, told, mean, factor, stretch, offset, level, tilt)
+    _tell(maps, to_maps, at_b, fits, told, mean, factor, stretch, offset, level, tilt)
+    _tell(maps, to_maps, at_c, fits, told, mean, factor, stretch, offset, level, tilt)
+    _tell(maps, to_maps, at_d, fits, told, mean, factor, stretch, offset, level, tilt)
 
 
 @triton.jit

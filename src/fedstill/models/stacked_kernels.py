@@ -333,6 +333,17 @@ def _tile(channels: int, most: int) -> int:
 
 
 @triton.jit
+def _tap(part, unit, IN: tl.constexpr, INPUTS: tl.constexpr):
+    """Which of nine, how far down and right: one for all units of a part, or each unit's own."""
+    if IN % INPUTS == 0:
+        tap = part // (IN // INPUTS)
+        return tap, tap // 3, tap % 3
+    else:
+        tap = unit // IN
+        return tap, (tap // 3)[None, :], (tap % 3)[None, :]
+
+
+@triton.jit
 def _convolve(
     x, laid, out, gain, pixels,
     x_member, x_image, x_channel, x_row, x_column,
@@ -357,14 +368,7 @@ def _convolve(
         unit = step * INPUTS + tl.arange(0, INPUTS)
         known = unit < 9 * IN
         part = unit % IN
-        if IN % INPUTS == 0:
-            tap = step // (IN // INPUTS)
-            down = tap // 3
-            right = tap % 3
-        else:
-            tap = unit // IN
-            down = (tap // 3)[None, :]
-            right = (tap % 3)[None, :]
+        tap, down, right = _tap(step, unit, IN, INPUTS)
         high = row[:, None] + (down - PADDING)
         wide = column[:, None] + (right - PADDING)
         inside = (high >= 0) & (high < HEIGHT) & (wide >= 0) & (wide < WIDTH) & there[:, None]
@@ -399,14 +403,7 @@ def _weigh(
     unit = mine * INPUTS + tl.arange(0, INPUTS)
     known = unit < 9 * IN
     part = unit % IN
-    if IN % INPUTS == 0:
-        tap = mine // (IN // INPUTS)
-        down = tap // 3
-        right = tap % 3
-    else:
-        tap = unit // IN
-        down = (tap // 3)[None, :]
-        right = (tap % 3)[None, :]
+    tap, down, right = _tap(mine, unit, IN, INPUTS)
     channel = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     counts = channel < OUT
     move = (down - PADDING) * x_row + (right - PADDING) * x_column + part[None, :] * x_channel
