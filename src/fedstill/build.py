@@ -45,7 +45,9 @@ from fedstill.methods.virtual import Own, Virtual
 from fedstill.models import MODELS
 from fedstill.toml import toml_text
 
-LIGHT = 1e6  # multiplications and additions for one example, below which threads do not pay
+# Multiplications and additions for one example:
+LIGHT = 1e6  # below which threads do not pay
+SLIGHT = 2e5  # below which networks of matrices are sooner stacked than trained one by one
 
 
 class Built:
@@ -64,8 +66,8 @@ class Built:
         self.collection = load_data(recipe)
         self.public = load_public(recipe, self.collection)
         self.models, self.server_model = made_models(recipe, self.collection)
-        networks = {self.server_model, *self.models.values()}
-        torch.set_num_threads(recipe.run.threads or chosen_threads(self.device, networks))
+        self.networks = {self.server_model, *self.models.values()}
+        torch.set_num_threads(recipe.run.threads or chosen_threads(self.device, self.networks))
         population = Population(
             self.collection, self.models, self.server_model, device=self.device, public=self.public
         )
@@ -73,7 +75,7 @@ class Built:
         self.store = FolderStore(recipe.run.cache_dir)
         self.notes = [*self.collection.notes, *public_notes(recipe, self.public)]
         if recipe.engine.precision == "half":
-            self.notes += half_notes(self.device, networks)
+            self.notes += half_notes(self.device, self.networks)
         self.real = population
         self.graph = made_graph(recipe, names)
         if recipe.data.virtual is not None and not recipe.method.distils:
@@ -116,7 +118,7 @@ class Built:
             "graph": self.graph.neighbours,
             "memory_limit": memory_limit,
         }
-        name = engine_name(recipe.engine, self.device)
+        name = engine_name(recipe.engine, self.device, self.networks)
         if name == "in_process":
             return InProcess(method, people, **options)
         if name == "lanes":
@@ -409,12 +411,22 @@ def work(network: Model) -> float:
     return int(counter.get_total_flops()) / 2
 
 
-def engine_name(table: EngineTable, device: torch.device) -> str:
+def engine_name(table: EngineTable, device: torch.device, networks: Iterable[Model]) -> str:
     """The engine's name; `auto` takes what was fastest in docs/benchmarks.md."""
     if table.name != "auto":
         return table.name
-    return "lanes" if device.type == "cuda" else "in_process"
+    if device.type == "cuda":
+        return "lanes"
+    return "batched" if all(slight(network) for network in networks) else "in_process"
+
+
+def slight(network: Model) -> bool:
+    """Whether a step of this network on a CPU is mostly the calls of its operations."""
+    matrices = all(len(law.shape) <= 2 for law in network.laws().values())
+    return matrices and work(network) < SLIGHT
 
 
 def why_engine(table: EngineTable, device: torch.device) -> str:
-    return "as the recipe says" if table.name != "auto" else f"chosen for device {device.type}"
+    if table.name != "auto":
+        return "as the recipe says"
+    return f"chosen for device {device.type} and these networks"

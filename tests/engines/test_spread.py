@@ -268,7 +268,7 @@ def test_the_command_over_two_ranks_equals_the_command_alone(tmp_path: Path) -> 
     for name in NAMES:
         assert_same_run(tmp_path / "one" / name, tmp_path / "two" / name)
     notes = (tmp_path / "two" / "fedavg" / "notes.csv").read_text()
-    assert "in_process, chosen for device cpu, over 2 ranks" in notes
+    assert "in_process, chosen for device cpu and these networks, over 2 ranks" in notes
 
 
 def test_virtual_data_are_made_where_the_clients_are(tmp_path: Path) -> None:

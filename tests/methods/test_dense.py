@@ -81,7 +81,7 @@ def test_the_search_keeps_the_images_of_the_lowest_loss() -> None:
     server = server_of(method, world)
     teaching = method.teaching(server, sent(method, world))  # type: ignore[arg-type]
     maker = method.generator(server.model)
-    (batch,) = method.drawn(server, server.rng("x"), maker, teaching.law, 1)
+    (batch,) = method.drawn(server, server.rng("x"), teaching.law, 1)
     body = Search(teaching.room, maker, Adam(0.5, (0.5, 0.999)))  # so fast that it gets worse
     value: Weights = {**maker.init(1), "noise": batch.noise}
     moving = {name: t for name, t in value.items() if "running" not in name}

@@ -237,7 +237,7 @@ def view(method: DFRD, world: World) -> View:
     server = server_of(method, world)
     teaching = method.teaching(server, heard)  # type: ignore[arg-type]
     maker = method.generator(server.model)
-    (batch,) = method.drawn(server, server.rng("x"), maker, teaching.law, 1)
+    (batch,) = method.drawn(server, server.rng("x"), teaching.law, 1)
     generator, student = server.state.image_generator, server.state.weights
     return teaching.room.view(maker, generator, batch, student, teaching.stacks, teaching.shares)
 
@@ -277,8 +277,8 @@ def test_the_students_loss_is_both_divergences_at_the_temperature() -> None:
     heard, server = sent(method, world), server_of(method, world)
     teaching = method.teaching(server, heard)  # type: ignore[arg-type]
     maker, own = method.generator(server.model), server.state.image_generator
-    draws = method.drawn(server, server.rng("x"), maker, teaching.law, 2)
-    lessons = [method.lesson(maker, own, teaching, draw) for draw in draws]
+    draws = method.drawn(server, server.rng("x"), teaching.law, 2)
+    lessons = [teaching.lesson(maker, own, draw) for draw in draws]
     weights = server.state.weights
     by_hand = [
         kl_div(
@@ -296,8 +296,8 @@ def test_images_for_the_student_come_from_a_generator_at_rest() -> None:
     server = server_of(method, world)
     teaching = method.teaching(server, sent(method, world))  # type: ignore[arg-type]
     maker = method.generator(server.model)
-    (draw,) = method.drawn(server, server.rng("x"), maker, teaching.law, 1)
-    lesson = method.lesson(maker, server.state.image_generator, teaching, draw)
+    (draw,) = method.drawn(server, server.rng("x"), teaching.law, 1)
+    lesson = teaching.lesson(maker, server.state.image_generator, draw)
     still = maker.evaluating(server.state.image_generator, draw.noise, draw.labels)
     assert torch.equal(lesson.images, still)
     assert not lesson.images.requires_grad
@@ -309,7 +309,7 @@ def test_labels_are_drawn_by_the_counts_and_draws_may_be_reused() -> None:
         method = DFRD(**LITTLE, reuse_draws=reuse)
         server = server_of(method, world)
         law = torch.tensor([0.0, 1.0, 0.0])
-        draws = method.drawn(server, server.rng("x"), method.generator(server.model), law, 3)
+        draws = method.drawn(server, server.rng("x"), law, 3)
         assert all(draw.labels.tolist() == [1] * 8 for draw in draws)
         assert torch.equal(draws[0].noise, draws[1].noise) == reuse
 

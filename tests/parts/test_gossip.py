@@ -99,6 +99,20 @@ def test_a_stranger_is_refused_by_name() -> None:
         gossip.mixing({"a": []}, "x")
 
 
+@pytest.mark.parametrize(
+    ("near", "so"),
+    [
+        ({"a": ["b", "c"], "b": ["a", "c"], "c": ["a", "b"]}, True),
+        ({"a": ["b"], "b": ["a", "c"], "c": ["b"]}, False),  # c does not hear a
+        ({"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}, True),  # in circles of their own
+        ({"a": []}, True),
+        ({}, True),  # a peer without a graph hears itself alone
+    ],
+)
+def test_a_circle_is_closed_where_all_in_it_hear_the_same(near: Graph, so: bool) -> None:
+    assert gossip.all_hear_all(near, "a") is so
+
+
 # The mean
 
 

@@ -42,6 +42,30 @@ def test_eight_bits_clip_and_round() -> None:
     assert torch.equal(pixels.quantised(levels), levels)
 
 
+def test_images_shared_as_pixels_reach_a_hearer_in_its_own_normalisation() -> None:
+    mine, theirs = stored(0.25, 0.5), stored(0.5, 0.125)
+    images = torch.tensor([0.5, 2.5]).reshape(2, 1, 1, 1)  # the pixels 0.5 and 1.5
+    shown = pixels.given_away(mine, images, "pixel", eight_bits=False)
+    assert shown.flatten().tolist() == [0.5, 1.5]  # not clipped
+    assert pixels.received(theirs, shown, "pixel").flatten().tolist() == [0, 8]
+
+
+def test_images_shared_as_they_are_reach_a_hearer_as_they_are() -> None:
+    images = torch.tensor([0.5, 2.5]).reshape(2, 1, 1, 1)
+    held_normalised = Data()  # whose pixels nobody knows
+    shown = pixels.given_away(held_normalised, images, "normalised", eight_bits=False)
+    assert shown is images
+    assert pixels.received(held_normalised, shown, "normalised") is images
+
+
+def test_images_in_eight_bits_are_clipped_and_rounded_in_either_space() -> None:
+    data, images = stored(0.25, 0.5), torch.tensor([0.5, 2.5]).reshape(2, 1, 1, 1)
+    shown = pixels.given_away(data, images, "pixel", eight_bits=True)
+    assert (shown * 255).flatten().tolist() == pytest.approx([128, 255])
+    again = pixels.given_away(data, images, "normalised", eight_bits=True)
+    assert torch.equal(again, pixels.normalised(data, shown))
+
+
 @pytest.mark.parametrize("data", [Data(), Data.of(torch.zeros(2, 1, 2, 2), LABELS)])
 def test_examples_whose_pixels_are_not_known_are_refused(data: Data) -> None:
     with pytest.raises(BadValue, match="mean and deviation"):

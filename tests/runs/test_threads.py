@@ -1,4 +1,4 @@
-"""Threads of a run: the recipe's number, one for light networks, and given back at the end."""
+"""What a run chooses by its networks: threads, given back at the end, and an engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedstill import runs
-from fedstill.build import LIGHT, chosen_threads, work
-from fedstill.config import checked
+from fedstill.build import LIGHT, chosen_threads, engine_name, work
+from fedstill.config import EngineTable, checked
 from fedstill.models import MLP, MODELS, ConvNet
 from small_recipes import tables
 
@@ -44,6 +44,17 @@ def test_light_networks_get_one_thread_and_heavy_ones_what_torch_has() -> None:
     assert chosen_threads(CPU, [light]) == 1
     assert chosen_threads(CPU, [light, HEAVY]) == 3
     assert chosen_threads(torch.device("cuda"), [light]) == 3
+
+
+def test_auto_stacks_slight_networks_on_a_cpu_and_nothing_with_convolutions() -> None:
+    slight, wide = MLP((1, 28, 28), 10, hidden=(64,)), MLP((1, 28, 28), 10, hidden=(200, 200))
+    narrow, auto = ConvNet((1, 8, 8), 2, width=1), EngineTable()
+    assert work(narrow) < work(slight) < work(wide)
+    assert engine_name(auto, CPU, [slight]) == "batched"
+    assert engine_name(auto, CPU, [slight, wide]) == "in_process"
+    assert engine_name(auto, CPU, [narrow]) == "in_process"
+    assert engine_name(auto, torch.device("cuda"), [slight]) == "lanes"
+    assert engine_name(EngineTable(name="in_process"), CPU, [slight]) == "in_process"
 
 
 @pytest.mark.parametrize(("told", "used"), [({}, 1), ({"threads": 2}, 2)])

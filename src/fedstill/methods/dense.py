@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Adam, Data, Loop, Made, Model, Node, Weights
+from fedstill.core import Adam, Data, Inbox, Loop, Made, Model, Node, Weights
 from fedstill.core.loop import Descent, Given, Gradient, joined, moved_part
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import VIEW, FineTuner, Room, Teaching
+from fedstill.methods.generator_tuner import GeneratorTuner
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Upsampling
-from fedstill.parts.lessons import Drawn, Lesson, Losses, View, begun
+from fedstill.parts.lessons import VIEW, Drawn, Lesson, Losses, Room, Teaching, View, begun
 from fedstill.parts.losses import row_divergences, transferability
 
 
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dense(FineTuner):
+class Dense(GeneratorTuner):
     """Generator: CE of the mean logits + batch-norm statistics + disagreement with the student.
 
     As published (`pool`), each turn searches one batch of images with a new generator, noise
@@ -83,14 +83,14 @@ class Dense(FineTuner):
         return super().beginning(server) if self.synthesis == "stream" else {}
 
     async def taught(
-        self, server: Node[Any], teaching: Teaching, weights: Weights, own: dict[str, Any]
+        self, server: Node[Any], inbox: Inbox[Any], weights: Weights, own: dict[str, Any]
     ) -> tuple[Weights, dict[str, Any]]:
         """Search a batch of images, add it to the pool, pass over the pool; so many times."""
         if self.synthesis == "stream":
-            return await super().taught(server, teaching, weights, own)
-        learning = Descent(
-            self.lesson_loss, teaching.room.student, self.student_optimizer(server.round)
-        )
+            return await super().taught(server, inbox, weights, own)
+        teaching = self.teaching(server, inbox)
+        optimizer = self.student_optimizer(server.round)
+        learning = Descent(self.lesson_loss, teaching.room.student, optimizer)
         student, losses = begun(learning, weights), Losses(server)
         rng, pool = server.rng("draws"), deque[tuple[Tensor, Tensor]](maxlen=self.pool)
         for turn in range(self.iterations):
@@ -109,7 +109,7 @@ class Dense(FineTuner):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The images of lowest loss on the way of a new generator and its noise, and labels."""
         maker, size = self.generator(server.model), self.generator_batch
-        (batch,) = self.drawn(server, rng, maker, teaching.law, 1)
+        (batch,) = self.drawn(server, rng, teaching.law, 1)
         batch = batch._replace(labels=batch.labels.sort()[0])
         views = self.views(server, rng, size, self.generator_steps)
         fresh = maker.init(server.draw(f"generator {turn}"))
@@ -120,9 +120,7 @@ class Dense(FineTuner):
             value, searching.optimizer.start(moved_part(value)), blank,
             torch.full((), torch.inf, device=server.device),
         )  # fmt: skip
-        given: Given = {
-            "student": student, "teachers": teaching.stacks, "shares": teaching.shares,
-        }  # fmt: skip
+        given = teaching.given(student)
         found = await Loop(searching, start, given, [batch._replace(view=view) for view in views])
         if turn == self.iterations - 1:
             last = batch._replace(noise=found.value["noise"], view=views[-1])
@@ -140,10 +138,8 @@ class Dense(FineTuner):
 
         def make(step: int) -> tuple[Lesson, ...]:
             images, labels = plan[step]
-            with torch.no_grad():
-                images = augment.apply_each(images, views[step], only=VIEW)
-                said = teaching.room.teachers.logits(teaching.stacks, images)
-                return (Lesson(images, self.target(said, teaching.shares[:, labels])),)
+            images = augment.apply_each(images, views[step], only=VIEW)
+            return (teaching.lesson_on(images, labels),)
 
         return Made(len(plan), make)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
@@ -18,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     SGD,
     Batch,
-    Data,
     Inbox,
     Made,
     Message,
@@ -30,24 +28,17 @@ from fedstill.core import (
     State,
     Step,
     Weights,
-    algebra,
     at_clients,
     minimize,
 )
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Share
 from fedstill.parts import augment, gossip, pixels
-from fedstill.parts.anchors import over_holders, spread, stream
+from fedstill.parts.anchors import Sets, beside, over_holders, stream
 from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
 from fedstill.parts.losses import hinton, supervised_contrastive
-from fedstill.parts.opinions import opinions
-from fedstill.parts.synthesis import (
-    Matching,
-    SyntheticSet,
-    convnet_for,
-    strategy_faults,
-    warmed_up,
-)
+from fedstill.parts.opinions import mean_over_speakers, opinions
+from fedstill.parts.synthesis import Matching, convnet_for, strategy_faults, warmed_up
 
 MEAN = "mean of all"  # the name of the one set where sets are averaged
 COMMON = "of one seed"  # the same where a generator makes it
@@ -64,6 +55,14 @@ class Own(State):
     classes: dict[str, Tensor]  # which classes: [class]
     sums: Weights  # while sets are being mixed: what is mixed now, and a step ago
     sums_before: Weights
+
+    def known(self) -> Sets:
+        """The anchors it has."""
+        return Sets(self.sets, self.classes)
+
+    def knowing(self, known: Sets) -> Own:
+        """The same memory with other anchors."""
+        return self.replace(sets=known.images, classes=known.classes)
 
 
 class Anchors(Message):
@@ -125,7 +124,7 @@ class DeSA(Method):
     combination: Literal["average", "union", "neighbour"] = "average"
     mix: Literal["once", "fastmix", "gossip", "flood"] = "once"  # how sets reach all
     mix_steps: Count = 20  # exchanges, unless once
-    anchor_space: Literal["normalised", "pixel"] = "normalised"  # in which sets are shared
+    anchor_space: pixels.Space = "normalised"  # in which sets are shared
     quantize_anchors: bool = False  # to eight bits, as if kept in image files
     lr: Positive = 0.01
     epochs: Count = 1
@@ -165,19 +164,17 @@ class DeSA(Method):
 
     @at_clients
     async def synthesize(self, client: Node[Own], inbox: Inbox[Never]) -> None:
-        """Make a set of anchors that stands for the own examples."""
-        made = await self.made(client)
-        images = self.given_away(client, made.images)
-        client.state = client.state.replace(
-            sets={client.id: images}, classes={client.id: made.classes}
-        )
+        """Make a set of anchors that stands for the own examples.
 
-    async def made(self, client: Node[Own]) -> SyntheticSet:
-        """Equation 3: from noise, matched under a fresh random ConvNet at each step."""
+        Equation 3: from noise, matched under a fresh random ConvNet at each step.
+        """
         matching = Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                             self.augmentation)  # fmt: skip
         network = convnet_for(client.model, self.synthesis_width)
-        return await warmed_up(client, matching, "noise", self.per_class, network)
+        made = await warmed_up(client, matching, "noise", self.per_class, network)
+        images = pixels.given_away(client.data, made.images, self.anchor_space,
+                                   eight_bits=self.quantize_anchors)  # fmt: skip
+        client.state = client.state.knowing(Sets.of(client.id, images, made.classes))
 
     @at_clients
     def imagine(self, client: Node[Own], inbox: Inbox[Never]) -> None:
@@ -186,9 +183,7 @@ class DeSA(Method):
         generator = kind(model.shape, model.classes, width=self.generator_width)
         seed = client.draw("anchors", shared=True)
         made = untrained_set(generator, seed, self.per_class, client.device)
-        client.state = client.state.replace(
-            sets={COMMON: made.images}, classes={COMMON: made.classes}
-        )
+        client.state = client.state.knowing(Sets.of(COMMON, made.images, made.classes))
 
     @at_clients
     def share(self, client: Node[Own], inbox: Inbox[Never]) -> Anchors:
@@ -198,26 +193,24 @@ class DeSA(Method):
     @at_clients
     def pass_on(self, client: Node[Own], inbox: Inbox[Anchors]) -> Anchors:
         """Keep the sets not known before, and send them on."""
-        known = client.state.sets
-        client.state = joined(client.state, inbox)
-        sets, classes = client.state.sets, client.state.classes
-        new = [name for name in sets if name not in known]
-        return Anchors({name: sets[name] for name in new}, {name: classes[name] for name in new})
+        known = client.state.known()
+        joined = known.joined(sets_heard(inbox))
+        client.state = client.state.knowing(joined)
+        return Anchors(*joined.beyond(known))
 
     @at_clients
     def combine(self, client: Node[Own], inbox: Inbox[Anchors]) -> None:
         """Make the anchors of all that was heard: the mean over holders, or the union."""
-        state = joined(client.state, inbox)
+        sets = client.state.known().joined(sets_heard(inbox))
         if self.combination == "average":
             check_all_hear_all(client)
-            sums = [spread_out(client, state, name) for name in state.sets]
-            state = averaged(state, reduce(algebra.add, sums), 0.5)
-        client.state = self.received(client, state)
+            sets = Sets.of(MEAN, *over_holders(sets.sums(client.model.classes), 0.5))
+        client.state = client.state.knowing(self.received(client, sets))
 
     @at_clients
     def begin(self, client: Node[Own], inbox: Inbox[Never]) -> Sums:
         """Send the own set, zero for the classes not held."""
-        sums = spread_out(client, client.state, client.id)
+        sums = client.state.known().sums(client.model.classes)
         client.state = client.state.replace(sums=sums, sums_before=sums)
         return Sums(**sums)
 
@@ -232,15 +225,15 @@ class DeSA(Method):
         """Mix for the last time; the mean over holders is one mean divided by the other."""
         state = self.blended(client, inbox)
         # One holder among all makes 1/n; what is far below has not come through yet.
-        state = averaged(state, state.sums, 0.5 / max(1, len(client.models)))
-        client.state = self.received(client, state.replace(sums={}, sums_before={}))
+        least = 0.5 / max(1, len(client.models))
+        sets = self.received(client, Sets.of(MEAN, *over_holders(state.sums, least)))
+        client.state = state.knowing(sets).replace(sums={}, sums_before={})
 
     @at_clients
     def speak(self, client: Node[Own], inbox: Inbox[Never]) -> Opinions:
         """Send logits on all anchors, of the network as it stands before this round's training."""
-        state = client.state
-        logits = {name: opinions(client.model, state.weights, labelled(state, name))
-                  for name in state.sets}  # fmt: skip
+        anchors, weights = client.state.known().labelled(), client.state.weights
+        logits = {name: opinions(client.model, weights, data) for name, data in anchors.items()}
         return Opinions(logits)
 
     @at_clients
@@ -273,7 +266,8 @@ class DeSA(Method):
 
     def draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Made[Draw]:
         """Epochs over own examples and anchors, beside two streams of anchors alone."""
-        anchors, (teacher, heard) = anchor_data(client), teachers(client, inbox)
+        anchors = client.state.known().together(client.model.shape, client.device)
+        teacher, heard = teachers(client, inbox)
         order = client.rng("order")
         plan = (client.data + anchors).batches(self.batch_size, order, epochs=self.epochs)
         size = min(self.batch_size, len(anchors))
@@ -286,94 +280,41 @@ class DeSA(Method):
             at = distil[step]
             return Draw(own, anchors.take(at), teacher[at], heard[at], anchors.take(lean[step]))
 
-        def many(step: int, count: int) -> Draw | None:
-            own = plan.ahead(step, count)
-            return None if own is None else make(own, slice(step, step + count))
-
-        return Made(len(plan), lambda step: make(plan[step], step), many)
+        return beside(plan, make)
 
     def blended(self, client: Node[Own], inbox: Inbox[Sums]) -> Own:
         """The memory after one step of mixing."""
         now, before = client.state.sums, client.state.sums_before
-        heard = [{"images": sums.images, "held": sums.held} for sums in inbox.values()]
+        heard = [sums.tensors() for sums in inbox.values()]
         weights = gossip.mixing(client.graph, client.id)
-        mixed = (
-            gossip.fast(now, before, heard, weights)
-            if self.mix == "fastmix"
-            else gossip.plain(now, heard, weights)
-        )
+        if self.mix == "fastmix":
+            mixed = gossip.fast(now, before, heard, weights)
+        else:
+            mixed = gossip.plain(now, heard, weights)
         return client.state.replace(sums=mixed, sums_before=now)
 
-    def given_away(self, client: Node[Own], images: Tensor) -> Tensor:
-        """Own images in the space that all share."""
-        if self.anchor_space == "normalised" and not self.quantize_anchors:
-            return images
-        shown = pixels.to_pixels(client.data, images)
-        shown = pixels.quantised(shown) if self.quantize_anchors else shown
-        return shown if self.anchor_space == "pixel" else pixels.normalised(client.data, shown)
-
-    def received(self, client: Node[Own], state: Own) -> Own:
-        """A memory whose sets, shared as pixels, are normalised as the client's own examples."""
-        if self.anchor_space == "normalised":
-            return state
-        seen = {name: pixels.normalised(client.data, made) for name, made in state.sets.items()}
-        return state.replace(sets=seen)
+    def received(self, client: Node[Own], sets: Sets) -> Sets:
+        """Sets as they were shared, normalised as the client's own examples."""
+        return sets.mapped(lambda made: pixels.received(client.data, made, self.anchor_space))
 
 
-def joined(state: Own, inbox: Inbox[Anchors]) -> Own:
-    """A memory with the sets heard, all in the order of their makers' names."""
-    sets, classes = dict(state.sets), dict(state.classes)
-    for anchors in inbox.values():
-        for name in anchors.images:
-            sets.setdefault(name, anchors.images[name])
-            classes.setdefault(name, anchors.classes[name])
-    return state.replace(sets=dict(sorted(sets.items())), classes=dict(sorted(classes.items())))
-
-
-def spread_out(client: Node[Own], state: Own, name: str) -> Weights:
-    """One of the sets, laid out over all classes."""
-    return spread(state.sets[name], state.classes[name], client.model.classes)
-
-
-def averaged(state: Own, sums: Weights, least: float) -> Own:
-    """A memory whose one set is the mean over holders."""
-    images, classes = over_holders(sums, least)
-    return state.replace(sets={MEAN: images}, classes={MEAN: classes})
+def sets_heard(inbox: Inbox[Anchors]) -> list[Sets]:
+    """The sets that each neighbour sent."""
+    return [Sets(sent.images, sent.classes) for sent in inbox.values()]
 
 
 def check_all_hear_all(client: Node[Own]) -> None:
     """Refuse a mean over different peers for different clients: logits on it say nothing."""
-    circle = {client.id, *client.graph.get(client.id, ())}
-    if any({other, *client.graph[other]} != circle for other in circle - {client.id}):
+    if not gossip.all_hear_all(client.graph, client.id):
         raise BadValue(
             "mix = 'once' averages what a peer hears, and in this topology not everybody hears "
             "everybody: use mix = 'fastmix', or combination = 'neighbour' or 'union'"
         )
 
 
-def labelled(state: Own, name: str) -> Data:
-    """One of the sets with its labels."""
-    made = state.sets[name]
-    return Data.of(made.flatten(0, 1), state.classes[name].repeat_interleave(made.shape[1]))
-
-
-def anchor_data(client: Node[Own]) -> Data:
-    """All anchors a client knows, with their labels, as one set."""
-    each = [labelled(client.state, name).all() for name in client.state.sets]
-    none = torch.empty(0, *client.model.shape, device=client.device)
-    images, labels = [one.x for one in each], [one.y for one in each]
-    return Data.of(torch.cat([none, *images]), torch.cat([none.new_empty(0).long(), *labels]))
-
-
 def teachers(client: Node[Own], inbox: Inbox[Opinions]) -> tuple[Tensor, Tensor]:
     """[anchor, class] the mean logits of the peers heard on each anchor; [anchor] 1 where any."""
-    means, heard = [torch.empty(0, client.model.classes, device=client.device)], []
-    for name, made in client.state.sets.items():
-        count = made.shape[0] * made.shape[1]
-        # A peer that knows other classes, because mixing was cut short, is not comparable.
-        spoken = [said.logits[name] for said in inbox.values()
-                  if name in said.logits and len(said.logits[name]) == count]  # fmt: skip
-        silence = made.new_zeros(count, client.model.classes)
-        means.append(torch.stack(spoken).mean(0) if spoken else silence)
-        heard.append(made.new_full((count,), float(bool(spoken))))
-    return torch.cat(means), torch.cat([means[0].new_empty(0), *heard])
+    said = [peer.logits for peer in inbox.values()]
+    # A peer that knows other classes, because mixing was cut short, is not comparable.
+    sizes = {name: made.shape[0] * made.shape[1] for name, made in client.state.sets.items()}
+    return mean_over_speakers(said, sizes, client.model.classes, client.device)

@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Made, Model, Node, Weights, algebra
+from fedstill.core import Inbox, Made, Model, Node, Weights, algebra
 from fedstill.core.ranges import Fraction, NonNegative, Share
-from fedstill.methods.finetune import FineTuner, Teaching
-from fedstill.parts.generators import ImageGenerator
+from fedstill.methods.generator_tuner import GeneratorTuner
 from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.label_law import dynamic_shares, label_law
-from fedstill.parts.lessons import Drawn, Lesson, View
+from fedstill.parts.lessons import Drawn, Lesson, Teaching, View
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
 
 
 @dataclass(frozen=True)
-class DFRD(FineTuner):
+class DFRD(GeneratorTuner):
     """The generator's loss is fidelity + β_tran · transferability + β_div · diversity.
 
     The student learns from the generator and from a copy, its exponential moving average over
@@ -51,10 +50,10 @@ class DFRD(FineTuner):
         return {"image_generator": generator, "average_generator": generator}
 
     async def taught(
-        self, server: Node[Any], teaching: Teaching, weights: Weights, own: dict[str, Any]
+        self, server: Node[Any], inbox: Inbox[Any], weights: Weights, own: dict[str, Any]
     ) -> tuple[Weights, dict[str, Any]]:
         """Turns of generator and student; then the average follows (eq. 6), statistics too."""
-        weights, own = await super().taught(server, teaching, weights, own)
+        weights, own = await super().taught(server, inbox, weights, own)
         average = algebra.moving_average(
             own["average_generator"], own["image_generator"], self.average_decay
         )
@@ -97,28 +96,20 @@ class DFRD(FineTuner):
         if not self.average_weight:
             return now
         maker = self.generator(server.model)
-        others = self.drawn(server, rng, maker, teaching.law, len(draws))
+        others = self.drawn(server, rng, teaching.law, len(draws))
 
         def make(step: int) -> tuple[Lesson, ...]:
-            return (
-                *now[step],
-                self.lesson(maker, own["average_generator"], teaching, others[step]),
-            )
+            return (*now[step], teaching.lesson(maker, own["average_generator"], others[step]))
 
         return Made(len(draws), make)
 
     def drawn(
-        self,
-        server: Node[Any],
-        rng: torch.Generator,
-        maker: ImageGenerator,
-        law: Tensor,
-        steps: int,
+        self, server: Node[Any], rng: torch.Generator, law: Tensor, steps: int
     ) -> list[Drawn]:
         """Noise and labels of so many steps: a draw for each, or one for all."""
         if self.reuse_draws:
-            return super().drawn(server, rng, maker, law, 1) * steps
-        return super().drawn(server, rng, maker, law, steps)
+            return super().drawn(server, rng, law, 1) * steps
+        return super().drawn(server, rng, law, steps)
 
     def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
         """Dynamic weighting and label sampling, from the labels used in this round."""

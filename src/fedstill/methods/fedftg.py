@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from fedstill.core import SGD, Adam, Model, Weights
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import FineTuner
+from fedstill.methods.generator_tuner import GeneratorTuner
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
 from fedstill.parts.label_law import dynamic_shares, label_law
@@ -26,7 +26,7 @@ from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
 
 
 @dataclass(frozen=True)
-class FedFTG(FineTuner):
+class FedFTG(GeneratorTuner):
     """Generator: Σ_i α_{i,y} (CE of client i - distance from client i to the student) + diversity.
 
     Images are hard where student and clients are far apart: by the mean absolute difference of

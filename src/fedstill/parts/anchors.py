@@ -2,10 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import NamedTuple, TypeVar
+
 import torch
 from torch import Generator, Tensor
 
+from fedstill.core import algebra
+from fedstill.core.data import Batch, Data, Made, Plan
 from fedstill.core.records import Weights
+
+B = TypeVar("B")
+
+
+class Sets(NamedTuple):
+    """Synthetic sets by their makers."""
+
+    images: dict[str, Tensor]  # [class, image, ...], of the classes the maker holds
+    classes: dict[str, Tensor]  # [class], which class a row is
+
+    @classmethod
+    def of(cls, maker: str, images: Tensor, classes: Tensor) -> Sets:
+        """A single set."""
+        return cls({maker: images}, {maker: classes})
+
+    def joined(self, heard: Iterable[Sets]) -> Sets:
+        """With the sets heard of other makers, all in the order of the makers' names."""
+        images, classes = dict(self.images), dict(self.classes)
+        for sets in heard:
+            for maker in sets.images:
+                images.setdefault(maker, sets.images[maker])
+                classes.setdefault(maker, sets.classes[maker])
+        return Sets(dict(sorted(images.items())), dict(sorted(classes.items())))
+
+    def beyond(self, known: Sets) -> Sets:
+        """Those whose makers are not among the known."""
+        new = [maker for maker in self.images if maker not in known.images]
+        return Sets(
+            {maker: self.images[maker] for maker in new},
+            {maker: self.classes[maker] for maker in new},
+        )
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Sets:
+        """The same with other images."""
+        changed = {maker: change(images) for maker, images in self.images.items()}
+        return Sets(changed, self.classes)
+
+    def sums(self, known: int) -> Weights:
+        """All sets laid out over all classes and added up; see `spread` and `over_holders`."""
+        laid = (spread(self.images[maker], self.classes[maker], known) for maker in self.images)
+        return reduce(algebra.add, laid)
+
+    def labelled(self) -> dict[str, Data]:
+        """Each set as examples with labels, class after class."""
+        found = {}
+        for maker, images in self.images.items():
+            labels = self.classes[maker].repeat_interleave(images.shape[1])
+            found[maker] = Data.of(images.flatten(0, 1), labels)
+        return found
+
+    def together(self, shape: tuple[int, ...], device: torch.device | str) -> Data:
+        """All sets with their labels as one, one maker's after the other; there may be none."""
+        each = [data.all() for data in self.labelled().values()]
+        none = torch.empty(0, *shape, device=device)
+        images, labels = [one.x for one in each], [one.y for one in each]
+        return Data.of(torch.cat([none, *images]), torch.cat([none.new_empty(0).long(), *labels]))
 
 
 def spread(images: Tensor, classes: Tensor, known: int) -> Weights:
@@ -32,3 +94,17 @@ def stream(count: int, size: int, steps: int, rng: Generator) -> Tensor:
     orders = -(-steps * size // count) if count else 0
     cut = [torch.randperm(count, generator=rng) for _ in range(orders)]
     return torch.cat([torch.zeros(0, dtype=torch.long), *cut])[: steps * size].reshape(steps, size)
+
+
+def beside(plan: Plan, make: Callable[[Batch, int | slice], B]) -> Made[B]:
+    """The batches of a plan, each made into all that a step sees.
+
+    `make` is given a batch and its step, to find there what else was drawn for it, in tensors of
+    [step, ...]; or the stacked batches of some steps and those steps as a slice.
+    """
+
+    def many(step: int, count: int) -> B | None:
+        batches = plan.ahead(step, count)
+        return None if batches is None else make(batches, slice(step, step + count))
+
+    return Made(len(plan), lambda step: make(plan[step], step), many)

@@ -51,6 +51,15 @@ def mixing(graph: Graph, peer: NodeId) -> Mixing:
     return _mixing(frozenset((one, other) for one in members for other in graph[one]))
 
 
+def all_hear_all(graph: Graph, peer: NodeId) -> bool:
+    """Whether a peer and its neighbours all hear one another and nobody else.
+
+    Then each of them knows after one exchange what all of them hold.
+    """
+    circle = {peer, *graph.get(peer, ())}
+    return all({other, *graph[other]} == circle for other in circle - {peer})
+
+
 @lru_cache(maxsize=64)
 def _mixing(edges: frozenset[Edge]) -> Mixing:
     """From the eigenvalues of the Laplacian of a connected graph."""

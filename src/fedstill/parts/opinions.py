@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -19,6 +20,28 @@ def opinions(model: Model, weights: Weights, data: Data) -> Tensor:
     """[example, class], logits of every example in evaluation mode."""
     still = model.evaluating
     return torch.cat([still(weights, batch.x) for batch in data.chunks(CHUNK)])
+
+
+def mean_over_speakers(
+    said: Sequence[Mapping[str, Tensor]],
+    sizes: Mapping[str, int],
+    classes: int,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """[example, class] the mean logits of all who spoke of an example; [example] 1 where any.
+
+    Examples are those of several sets, named with their sizes, one set after the other. Who spoke
+    of more or fewer examples of a set means another one, and is left out there.
+    """
+    means = [torch.empty(0, classes, device=device)]
+    heard = [torch.empty(0, device=device)]
+    for name, size in sizes.items():
+        known = [logits[name] for logits in said if name in logits]
+        spoken = [rows for rows in known if len(rows) == size]
+        silence = torch.zeros(size, classes, device=device)
+        means.append(torch.stack(spoken).mean(0) if spoken else silence)
+        heard.append(torch.full((size,), float(bool(spoken)), device=device))
+    return torch.cat(means), torch.cat(heard)
 
 
 def passes(data: Data, size: int, rng: Generator, *, steps: int) -> Plan:

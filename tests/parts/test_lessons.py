@@ -1,0 +1,120 @@
+"""Lessons: draws by a law, views and targets by hand, rooms that are equal by value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedstill.core.loop import Descent
+from fedstill.core.optim import Adam
+from fedstill.core.seeds import generator
+from fedstill.models import ConvNet
+from fedstill.parts import augment
+from fedstill.parts.image_generators import Deconvolution
+from fedstill.parts.lessons import VIEW, Drawn, Room, Teaching, View, drawn
+from fedstill.parts.teachers import Ensemble
+
+MODEL = ConvNet((1, 8, 8), 3, depth=1, width=2, norm="batch")
+MAKER = Deconvolution((1, 8, 8), 3, latent=4, width=4)
+WEIGHTS = [MODEL.init(place) for place in range(2)]
+STUDENT, IMAGINED = MODEL.init(2), MAKER.init(3)
+SHARES = torch.tensor([[1.0, 0.0, 0.25], [0.0, 1.0, 0.75]])
+LAW = torch.tensor([0.5, 0.0, 0.5])
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A loss and a target that are easily done by hand."""
+
+    uses_statistics: ClassVar[bool] = False
+
+    factor: float = 1.0
+
+    def generator_loss(self, view: View) -> Tensor:
+        return self.factor * view.images.square().mean()
+
+    def target(self, said: Tensor, shares: Tensor) -> Tensor:
+        return torch.einsum("ibc,ib->bc", said, shares)
+
+
+class Watching(Plain):
+    """The same, asking for statistics."""
+
+    uses_statistics: ClassVar[bool] = True
+
+
+def teaching(tuner: Plain) -> Teaching:
+    ensemble = Ensemble.of([MODEL, MODEL])
+    return Teaching(Room(tuner, MODEL, ensemble), ensemble.stacked(WEIGHTS), SHARES, LAW)
+
+
+def batch() -> Drawn:
+    return drawn(MAKER, LAW, generator(0, "batch"), steps=1, size=6)[0]
+
+
+def seen(tuner: Plain, batch: Drawn) -> View:
+    ours = teaching(tuner)
+    return ours.room.view(MAKER, IMAGINED, batch, **ours.given(STUDENT))
+
+
+def test_labels_are_drawn_by_the_law_and_every_step_has_its_own() -> None:
+    draws = drawn(MAKER, LAW, generator(0), steps=3, size=50)
+    labels = torch.stack([draw.labels for draw in draws])
+    assert labels.shape == (3, 50) and set(labels.flatten().tolist()) == {0, 2}
+    assert [draw.noise.shape for draw in draws] == [(50, 4)] * 3
+    assert not torch.equal(draws[0].noise, draws[1].noise)
+    assert not torch.equal(draws[0].labels, draws[1].labels)
+
+
+def test_a_view_is_what_everybody_says_of_the_images() -> None:
+    here = batch()
+    view = seen(Plain(), here)
+    images = MAKER(IMAGINED, here.noise, here.labels)
+    assert torch.equal(view.images, images)
+    for place, weights in enumerate(WEIGHTS):
+        assert torch.allclose(view.said[place], MODEL.evaluating(weights, images), atol=1e-6)
+    assert torch.allclose(view.student, MODEL.evaluating(STUDENT, images), atol=1e-6)
+    assert torch.equal(view.shares, SHARES[:, here.labels])
+
+
+def test_networks_see_moved_images_where_a_view_was_drawn() -> None:
+    moves = augment.draw(
+        generator(0, "view"), VIEW, groups=1, image=(8, 8), mode="multi", per_image=6
+    )
+    here = batch()._replace(view=moves)
+    view = seen(Plain(), here)
+    moved = augment.apply_each(view.images, moves, only=VIEW)
+    assert not torch.equal(moved, view.images)
+    assert torch.allclose(view.student, MODEL.evaluating(STUDENT, moved), atol=1e-6)
+
+
+def test_gaps_are_looked_at_only_where_they_are_asked_for() -> None:
+    assert seen(Plain(), batch()).gaps is None
+    gaps = seen(Watching(), batch()).gaps
+    assert gaps is not None and gaps.shape == (2,)
+
+
+def test_a_lesson_weighs_logits_by_label_and_has_no_gradient() -> None:
+    here = batch()
+    moving = {name: tensor.clone().requires_grad_() for name, tensor in IMAGINED.items()}
+    lesson = teaching(Plain()).lesson(MAKER, moving, here)
+    assert not lesson.images.requires_grad and not lesson.target.requires_grad
+    assert torch.equal(lesson.images, MAKER.evaluating(IMAGINED, here.noise, here.labels))
+    for image, label in enumerate(here.labels.tolist()):
+        by_hand = sum(
+            SHARES[place, label] * MODEL.evaluating(weights, lesson.images)[image]
+            for place, weights in enumerate(WEIGHTS)
+        )
+        assert torch.allclose(lesson.target[image], torch.as_tensor(by_hand), atol=1e-6)
+
+
+def test_the_generators_loss_is_the_same_objective_for_equal_methods_in_equal_rooms() -> None:
+    def inventing(factor: float) -> Descent:
+        return Descent(teaching(Plain(factor)).room.invention, MAKER, Adam(0.1))
+
+    assert inventing(1.0) == inventing(1.0)
+    assert hash(inventing(1.0)) == hash(inventing(1.0))
+    assert inventing(1.0) != inventing(2.0)
