@@ -164,6 +164,7 @@ class Rounds:
         self.seconds: list[float] = []
         self.ready: float | None = None
         self.began = 0.0
+        self.peak: int | None = None  # memory taken on the GPU, before anything is scored
 
     def begin(self) -> None:
         self._wait()
@@ -174,16 +175,17 @@ class Rounds:
     def end(self) -> None:
         self._wait()
         self.seconds.append(round(time.perf_counter() - self.began, 7))
+        if self.work.device.startswith("cuda"):
+            self.peak = torch.cuda.max_memory_allocated()
 
     def _wait(self) -> None:
         if self.work.device.startswith("cuda"):
             torch.cuda.synchronize()
 
     def result(self, reached: float | None) -> dict[str, object]:
-        on_gpu = self.work.device.startswith("cuda")
         return {
             "seconds": self.seconds,
             "start_up": self.ready,
             "accuracy": reached,
-            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+            "peak_bytes": self.peak,
         }
