@@ -49,6 +49,7 @@ class Pool:
         if (
             self.stored.is_cuda
             and self.stored.dtype == torch.uint8
+            and rows.device == self.stored.device
             and not torch._C._functorch.is_functorch_wrapped_tensor(rows)
             and self.mean is not None
             and self.std is not None
