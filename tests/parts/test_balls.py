@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedstill.core import algebra, trees
+from fedstill.core import Node, algebra, trees
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 from fedstill.models.convnet import ConvNet
@@ -23,52 +23,77 @@ def large() -> Weights:
     return ConvNet((3, 32, 32), 10, norm="batch").init(0)
 
 
+def directions(count: int, like: Weights, seed: int = 0) -> Tensor:
+    numbers = sum(tensor.numel() for tensor in algebra.parameters(like).values())
+    return torch.randn(count, numbers, generator=generator(seed))
+
+
 def small() -> Weights:
     return {"a.weight": torch.tensor([3.0, 0.0]), "a.running_mean": torch.tensor([7.0])}
+
+
+def node(model: ConvNet) -> Node[None]:
+    return Node("c0", 1, None, model=model, step="synthesize")
 
 
 def test_a_draw_for_many_parameters_lies_on_the_sphere() -> None:
     centre = large()
     for radius in (0.5, 5.0, 10.0):
-        moved = balls.on_sphere(centre, balls.direction(generator(0), centre), radius)
-        assert distance(moved, centre) == pytest.approx(radius, rel=1e-4)
+        for moved in balls.on_sphere(centre, directions(2, centre), radius):
+            assert moved.keys() == centre.keys()
+            assert distance(moved, centre) == pytest.approx(radius, rel=1e-4)
 
 
 def test_one_norm_is_taken_over_all_parameters_together() -> None:
     centre = large()
-    delta = balls.direction(generator(0), centre)
-    moved = balls.on_sphere(centre, delta, 5.0)
-    for name in ("conv0.weight", "head.bias"):
-        step = moved[name] - centre[name]
-        ratio = step / delta[name]
-        assert ratio.mean() == pytest.approx(5.0 / 320_010**0.5, rel=0.01)
+    delta = directions(1, centre)
+    (moved,) = balls.on_sphere(centre, delta, 5.0)
+    steps = algebra.sub(algebra.parameters(moved), algebra.parameters(centre))
+    ratio = torch.cat([step.flatten() for step in steps.values()]) / delta[0]
+    assert ratio.numel() == 320_010
+    for part in (ratio[:1000], ratio[-10:]):  # of the first convolution, and of the head
+        assert part.mean() == pytest.approx(5.0 / 320_010**0.5, rel=0.01)
 
 
 def test_a_draw_shorter_than_the_radius_is_taken_as_it_is() -> None:
-    delta = {"a.weight": torch.tensor([0.6, 0.8])}
-    moved = balls.on_sphere(small(), delta, 2.0)
+    delta = torch.tensor([[0.6, 0.8], [6.0, 8.0]])
+    moved, far = balls.on_sphere(small(), delta, 2.0)
     assert torch.equal(moved["a.weight"], torch.tensor([3.6, 0.8]))
-    assert balls.on_sphere(small(), delta, 0.5)["a.weight"].tolist() == pytest.approx([3.3, 0.4])
+    assert far["a.weight"].tolist() == pytest.approx([4.2, 1.6])
 
 
 def test_statistics_are_neither_measured_nor_moved() -> None:
-    far = {"a.weight": torch.tensor([0.6, 0.8]), "a.running_mean": torch.tensor([1000.0])}
-    assert balls.on_sphere(small(), far, 2.0)["a.running_mean"].item() == 7
-    assert torch.equal(balls.on_sphere(small(), far, 2.0)["a.weight"], torch.tensor([3.6, 0.8]))
+    (moved,) = balls.on_sphere(small(), torch.tensor([[0.6, 0.8]]), 2.0)
+    assert moved["a.running_mean"].item() == 7
     weights = {"a.weight": torch.tensor([3.0, 1.0]), "a.running_mean": torch.tensor([1000.0])}
     assert torch.equal(balls.projected(weights, small(), 2.0)["a.weight"], weights["a.weight"])
     assert balls.projected(weights, small(), 2.0)["a.running_mean"].item() == 1000
 
 
-def test_a_direction_is_standard_normal_for_every_trainable_parameter() -> None:
-    centre = large()
-    delta = balls.direction(generator(1), centre)
-    assert delta.keys() == algebra.parameters(centre).keys()
-    entries = torch.cat([tensor.flatten() for tensor in delta.values()])
+@pytest.mark.parametrize("pool", [1, 8])
+def test_the_network_of_a_step_does_not_depend_on_what_was_asked_before(
+    pool: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstill.parts.pools.size", lambda numbers, device: pool)
+    model = ConvNet((1, 8, 8), 2, width=4)
+    centre = model.init(0)
+    one, other = (balls.networks(node(model), centre, 2.0) for _ in range(2))
+    drawn = [one(step) for step in range(20)]
+    assert all(distance(network, centre) == pytest.approx(2.0, rel=1e-4) for network in drawn)
+    for step in (19, 3, 4, 11, 11):
+        assert all(torch.equal(drawn[step][name], other(step)[name]) for name in centre)
+    heads = {tuple(network["head.bias"].tolist()) for network in drawn}
+    assert len(heads) == 20
+
+
+def test_directions_are_standard_normal() -> None:
+    model = ConvNet((3, 32, 32), 10)
+    centre = {name: torch.zeros_like(tensor) for name, tensor in model.init(0).items()}
+    moved = balls.networks(node(model), centre, 1e9)(5)  # a ball that nothing leaves
+    entries = torch.cat([tensor.flatten() for tensor in moved.values()])
     assert entries.numel() == 320_010
     assert abs(entries.mean()) < 4 / 320_010**0.5
     assert abs(entries.var() - 1) < 4 * (2 / 320_010) ** 0.5
-    assert torch.equal(balls.direction(generator(1), centre)["head.bias"], delta["head.bias"])
 
 
 def test_projection_is_onto_the_nearest_point_of_the_ball() -> None:
@@ -80,7 +105,7 @@ def test_projection_is_onto_the_nearest_point_of_the_ball() -> None:
 
 def test_projecting_twice_is_projecting_once() -> None:
     centre = large()
-    far = balls.on_sphere(centre, balls.direction(generator(2), centre), 20.0)
+    (far,) = balls.on_sphere(centre, directions(1, centre, 2), 20.0)
     once = balls.projected(far, centre, 5.0)
     assert distance(once, centre) == pytest.approx(5.0, rel=1e-4)
     twice = balls.projected(once, centre, 5.0)
@@ -93,26 +118,24 @@ def test_at_the_centre_there_is_no_division_by_zero() -> None:
 
     assert torch.equal(balls.projected(small(), small(), 2.0)["a.weight"], small()["a.weight"])
     assert grad(moved)(small())["a.weight"].tolist() == [1, 1]
-    still = {"a.weight": torch.zeros(2)}
-    slope = grad(lambda d: balls.on_sphere(small(), d, 2.0)["a.weight"].sum())(still)
-    assert slope["a.weight"].tolist() == [1, 1]
+    still = torch.zeros(1, 2)
+    slope = grad(lambda d: balls.on_sphere(small(), d, 2.0)[0]["a.weight"].sum())(still)
+    assert slope.tolist() == [[1, 1]]
 
 
 def test_clients_batched_together_equal_clients_one_by_one() -> None:
     model = ConvNet((1, 8, 8), 2, width=4)
     centres = [model.init(seed) for seed in range(3)]
-    deltas = [
-        algebra.scale(balls.direction(generator(seed), centres[seed]), 10.0 ** (seed - 2))
-        for seed in range(3)
+    far = [
+        algebra.add(centre, model.init(9 + seed), 10.0 ** (seed - 1))
+        for seed, centre in enumerate(centres)
     ]
     radius = torch.tensor([0.1, 3.0, 5.0])
-    spheres = vmap(balls.on_sphere)(trees.stack(centres), trees.stack(deltas), radius)
-    inside = vmap(lambda w, c: balls.projected(w, c, 1.0))(spheres, trees.stack(centres))
+    inside = vmap(balls.projected)(trees.stack(far), trees.stack(centres), radius)
     for client in range(3):
-        sphere = balls.on_sphere(centres[client], deltas[client], radius[client])
-        projection = balls.projected(sphere, centres[client], 1.0)
-        for name in sphere:
-            torch.testing.assert_close(spheres[name][client], sphere[name])
+        projection = balls.projected(far[client], centres[client], radius[client])
+        assert distance(projection, centres[client]) <= float(radius[client]) * 1.001
+        for name in projection:
             torch.testing.assert_close(inside[name][client], projection[name])
 
 

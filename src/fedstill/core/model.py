@@ -93,9 +93,10 @@ class Network:
         rng = generator(seed)
         return {name: law.sample(rng).to(self.device) for name, law in self.laws().items()}
 
-    def sample(self, rng: torch.Generator) -> Weights:
-        """Fresh weights drawn on the generator's own device: for the many networks of matching."""
-        return {name: law.sample(rng) for name, law in self.laws().items()}
+    def samples(self, rng: torch.Generator, count: int) -> list[Weights]:
+        """Fresh weights of so many networks, drawn together on the generator's own device."""
+        drawn = {name: law.sample(rng, (count,)) for name, law in self.laws().items()}
+        return [{name: tensor[i] for name, tensor in drawn.items()} for i in range(count)]
 
     @property
     def takes_half(self) -> bool:

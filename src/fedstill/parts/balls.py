@@ -12,51 +12,34 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import algebra, seeds
+from fedstill.core import algebra
 from fedstill.core.node import Node
-from fedstill.core.records import Weights, is_buffer
+from fedstill.core.records import Weights
+from fedstill.parts import pools
 
 
-def direction(rng: Generator, like: Weights) -> Weights:
-    """A standard normal draw for every trainable parameter, on the generator's device."""
-    return {
-        name: torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype)
-        for name, tensor in algebra.parameters(like).items()
-    }
-
-
-def on_sphere(centre: Weights, direction: Weights, radius: float | Tensor) -> Weights:
-    """centre + δ·min(1, radius/‖δ‖); buffers are the centre's.
+def on_sphere(centre: Weights, directions: Tensor, radius: float | Tensor) -> list[Weights]:
+    """centre + δ·min(1, radius/‖δ‖) for each row δ of [network, number]; buffers are the centre's.
 
     A normal δ of many entries is always longer than the radius, so the law of the papers
     ("truncated Gaussian") is uniform on the sphere; only tiny models stay inside.
     """
-    _, factor = _shrinking(algebra.square(algebra.parameters(direction)), radius)
-    return {
-        name: start if is_buffer(name) else start + factor * direction[name]
-        for name, start in centre.items()
-    }
-
-
-def sphere(centre: Weights, radius: float) -> Callable[[Generator], Weights]:
-    """Draws like `on_sphere` of `direction`, as one long vector: a few large operations a draw."""
-    flat = _laid_out(centre, centre)
-
-    def drawn(rng: Generator) -> Weights:
-        step = torch.randn(flat.shape, generator=rng, device=rng.device, dtype=flat.dtype)
-        _, factor = _shrinking(step.square().sum(), radius)
-        return _folded(flat + factor * step, centre)
-
-    return drawn
+    _, factor = _shrinking(directions.square().sum(1, keepdim=True), radius)
+    return [_folded(one, centre) for one in _laid_out(centre, centre) + factor * directions]
 
 
 def networks(node: Node[Any], centre: Weights, radius: float) -> Callable[[int], Weights]:
-    """For each step a network on the sphere around the centre.
+    """For each step a network on the sphere around the centre, in a normal direction.
 
     Drawn where the node computes: hundreds of thousands of numbers a step.
     """
-    seed, draw = node.draw("networks"), sphere(centre, radius)
-    return lambda step: draw(seeds.generator(seed, step, device=node.device))
+    numbers = sum(tensor.numel() for tensor in algebra.parameters(centre).values())
+
+    def drawn(rng: Generator, count: int) -> list[Weights]:
+        directions = torch.randn(count, numbers, generator=rng, device=rng.device)
+        return on_sphere(centre, directions, radius)
+
+    return pools.networks(node.draw("networks"), drawn, numbers, node.device)
 
 
 def projected(weights: Weights, centre: Weights, radius: float | Tensor) -> Weights:

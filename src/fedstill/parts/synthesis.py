@@ -19,9 +19,8 @@ from torch import Generator, Tensor
 from fedstill.core import SGD, Data, Made, Model, Node, Record, Weights, minimize, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
-from fedstill.core.seeds import generator
 from fedstill.models.convnet import ConvNet
-from fedstill.parts import augment
+from fedstill.parts import augment, pools
 from fedstill.parts.augment import Draws
 
 Outputs = Literal["features", "logits", "both", "stages", "stages and logits"]
@@ -134,7 +133,7 @@ def convnet_for(model: Model, width: int = 128) -> ConvNet:
     return ConvNet(model.shape, model.classes, depth, width, device=model.device)
 
 
-MAKING = 1  # raised when the same settings come to make other warm-up sets
+MAKING = 2  # raised when the same settings come to make other warm-up sets
 
 
 class Kept(Record):
@@ -170,9 +169,8 @@ async def warmed_up(
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
     first = STARTS[start](node, held_classes(node), per_class)
-    made = await matching.matched(
-        node, first, lambda step: kind.sample(generator(seed, step, device=node.device)), kind
-    )
+    networks = pools.networks(seed, kind.samples, sum(kind.floats().values()), node.device)
+    made = await matching.matched(node, first, networks, kind)
     if node.store is not None:
         node.store.keep(key, Kept(key, made.images, made.share, made.classes))
     return made
