@@ -53,7 +53,7 @@ def test_a_plan_with_the_same_generator_is_the_same_plan() -> None:
     assert [numbers(b.x) for b in first] == [numbers(b.x) for b in second]
 
 
-@pytest.mark.parametrize("steps", [1, 3, 4, 7])
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 7])
 def test_steps_cut_as_many_epochs_as_they_need(steps: int) -> None:
     data = pool(0, 10).all()
     plan = data.batches(4, generator(0, "plan"), steps=steps)

@@ -18,7 +18,8 @@ from fedstill.engines.batched import Batched
 from fedstill.engines.in_process import InProcess
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.federation.topology import RandomRegular, Ring, Star
-from fedstill.methods.desa import COMMON, MEAN, Anchors, DeSA, Draw, Opinions, teachers
+from fedstill.methods.anchored import COMMON, MEAN, Anchors
+from fedstill.methods.desa import DeSA, Draw, Opinions, teachers
 from fedstill.methods.local import Local
 from fedstill.models.alexnet import AlexNet
 from fedstill.models.convnet import ConvNet

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.core.seeds import generator
 from fedstill.parts import opinions as module
-from fedstill.parts.opinions import mean_over_speakers, opinions, passes
+from fedstill.parts.opinions import mean_over_speakers, opinions
 from worlds import pictures
 
 
@@ -42,14 +41,3 @@ def test_who_means_another_set_by_the_name_is_left_out() -> None:
 def test_of_no_examples_nothing_is_said(sizes: dict[str, int]) -> None:
     mean, heard = mean_over_speakers([{}], sizes, 3, "cpu")
     assert mean.shape == (0, 3) and heard.shape == (0,)
-
-
-@pytest.mark.parametrize(("steps", "size"), [(0, 10), (2, 10), (5, 10), (3, 100), (48, 1)])
-def test_so_many_batches_are_made_in_whole_passes(steps: int, size: int) -> None:
-    public = pictures().public  # 24 examples
-    plan = passes(public, size, generator(0), steps=steps)
-    assert len(plan) == steps
-    per_pass = -(-24 // size)
-    for begin in range(0, steps - per_pass + 1, per_pass):
-        seen = torch.cat(plan.rows[begin : begin + per_pass])
-        assert sorted(seen.tolist()) == list(range(24))

@@ -35,7 +35,7 @@ from fedstill.core.optim import Falling
 from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts.losses import divergence
-from fedstill.parts.opinions import opinions, passes
+from fedstill.parts.opinions import opinions
 
 
 class Students(State):
@@ -126,9 +126,8 @@ class FedDF(FedAvg):
         self, server: Node[Students], model: Model, start: Weights, ensemble: Tensor
     ) -> Weights:
         """The student of an architecture after distillation from `start`."""
-        batches = passes(
-            server.public, self.distil_batch, server.rng("public order"), steps=self.distil_steps
-        )
+        order = server.rng("public order")
+        batches = server.public.batches(self.distil_batch, order, steps=self.distil_steps)
         optimizer = Falling(Adam(self.distil_lr), self.distil_steps)
         return await minimize(self.distance, model, start, batches, optimizer, ensemble=ensemble)
 

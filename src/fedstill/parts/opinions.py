@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from fedstill.core.data import Data, Plan
+from fedstill.core.data import Data
 from fedstill.core.model import Model
 from fedstill.core.records import Weights
 
@@ -42,10 +41,3 @@ def mean_over_speakers(
         means.append(torch.stack(spoken).mean(0) if spoken else silence)
         heard.append(torch.full((size,), float(bool(spoken)), device=device))
     return torch.cat(means), torch.cat(heard)
-
-
-def passes(data: Data, size: int, rng: Generator, *, steps: int) -> Plan:
-    """So many batches, in as many passes over the data as that takes."""
-    epochs = math.ceil(steps / math.ceil(len(data) / size))
-    plan = data.batches(size, rng, epochs=epochs)
-    return Plan(data, plan.rows[:steps])
