@@ -217,3 +217,11 @@ def test_several_trees_are_looked_at_together(device: str) -> None:
     worse = {**large, "c": torch.tensor([-math.inf], device=device)}
     assert algebra.not_finite_each([fine, bad, {}, large, worse]) == [[], ["b"], [], [], ["c"]]
     assert algebra.not_finite_each([]) == [] and algebra.not_finite_each([{}, {}]) == [[], []]
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_a_tree_may_lie_on_two_devices() -> None:
+    tree = {"a": torch.ones(3, device="cuda"), "b": torch.ones(2)}
+    bad = {**tree, "b": torch.tensor([math.nan, 1.0]), "c": torch.full((2,), math.inf).cuda()}
+    assert algebra.not_finite(tree) == [] and algebra.not_finite(bad) == ["b", "c"]
+    assert algebra.not_finite_each([tree, bad]) == [[], ["b", "c"]]

@@ -116,20 +116,25 @@ def parameters(weights: Weights) -> Weights:
 
 
 def not_finite(tree: Any) -> list[str]:
-    """Names of the tensors that hold NaN or infinity; one look at the device for all of them.
+    """Names of the tensors that hold NaN or infinity; one look at a device for all that lie there.
 
     What is added to NaN or infinity is never finite again, so a finite sum clears a tensor in one
     quick pass. Another sum may have overflowed: then every entry is looked at.
     """
-    floating = _floating(tree)
-    if not floating:
-        return []
-    small = [tensor for tensor in floating if tensor.numel() <= trees.SMALL]
-    pieces = [tensor for tensor in floating if tensor.numel() > trees.SMALL]
+    apart: dict[torch.device, list[Tensor]] = {}
+    for tensor in _floating(tree):
+        apart.setdefault(tensor.device, []).append(tensor)
+    return [] if all(map(_sums_are_finite, apart.values())) else _strange(tree)
+
+
+def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors of one device have finite sums, the small ones together."""
+    small = [tensor for tensor in tensors if tensor.numel() <= trees.SMALL]
+    pieces = [tensor for tensor in tensors if tensor.numel() > trees.SMALL]
     with torch.no_grad():
         pieces += [trees.laid_together(small)] if small else []
         sums = torch.stack([piece.sum() for piece in pieces]).tolist()
-    return [] if all(map(math.isfinite, sums)) else _strange(tree)
+    return all(map(math.isfinite, sums))
 
 
 def not_finite_each(many: Sequence[Any]) -> list[list[str]]:
@@ -154,5 +159,5 @@ def _floating(tree: Any) -> list[Tensor]:
 def _strange(tree: Any) -> list[str]:
     """The names of tensors that hold NaN or infinity, entry by entry."""
     names = [name for name, t in trees.named_tensors(tree) if t.is_floating_point()]
-    fine = torch.stack([torch.isfinite(tensor).all() for tensor in _floating(tree)]).tolist()
+    fine = [bool(torch.isfinite(tensor).all()) for tensor in _floating(tree)]
     return [name for name, good in zip(names, fine, strict=True) if not good]
