@@ -121,7 +121,9 @@ def played(method, world: World, rounds: int = 4, engine=InProcess, **options): 
     """The engine and the logbook after some rounds."""
     log = MemoryLog()
     engine_options = {
-        k: options.pop(k) for k in ("absences", "stack_at_most", "memory_limit") if k in options
+        k: options.pop(k)
+        for k in ("absences", "stack_at_most", "memory_limit", "compile")
+        if k in options
     }
     planned = experiment(method, world, rounds, **options)
     engine_options["graph"] = getattr(planned.hearing, "neighbours", None)

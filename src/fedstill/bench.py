@@ -74,7 +74,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "an iteration of distribution matching of a client, 10 classes, augmented, "
         "under a fresh random network",
         full=Sizes(clients=4, width=128, batch=256, steps=50, per_class=50),
-        small=Sizes(clients=2, width=16, batch=16, steps=4, per_class=5),
+        small=Sizes(clients=2, width=16, batch=16, steps=8, per_class=5),
         method=lambda sizes: Virtual(
             sizes.per_class, sizes.steps, start="noise", real_batch=sizes.batch
         ),
@@ -83,13 +83,13 @@ BENCHMARKS: dict[str, Benchmark] = {
     "local-step": Benchmark(
         "a local SGD step of a client",
         full=Sizes(clients=50, width=128, batch=32, steps=16),
-        small=Sizes(clients=4, width=16, batch=32, steps=4),
+        small=Sizes(clients=4, width=16, batch=32, steps=8),
         method=lambda sizes: FedAvg(batch_size=sizes.batch),
     ),
     "small-step": Benchmark(
         "a local SGD step of a client with a small network",
         full=Sizes(clients=200, width=32, batch=10, steps=16),
-        small=Sizes(clients=20, width=8, batch=10, steps=4),
+        small=Sizes(clients=20, width=8, batch=10, steps=8),
         method=lambda sizes: FedAvg(batch_size=sizes.batch),
     ),
 }
@@ -103,15 +103,18 @@ class Case:
     record: bool  # replay recorded launches; on CUDA alone
     clients: int
     precision: Precision = "tf32"
+    compile: bool = False  # the steps by torch's compiler
 
     def made(self, method: Method, people: Crowd) -> Engine:
         kind = {"in_process": InProcess, "lanes": Lanes, "batched": Batched}[self.engine]
-        return kind(method, people, device=people.device, record=self.record)
+        options: dict[str, Any] = {"record": self.record, "compile": self.compile}
+        return kind(method, people, device=people.device, **options)
 
     @property
     def title(self) -> str:
         words = [self.engine]
         words += ["recorded"] if self.record else []
+        words += ["compiled"] if self.compile else []
         words += [self.precision] if self.precision != "tf32" else []
         return ", ".join(words)
 
@@ -140,14 +143,16 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names)) or list(BENCHMARKS)
 
 
-def measured(name: str, device: torch.device, *, sizes: Sizes, repeat: int) -> dict[str, Any]:
+def measured(
+    name: str, device: torch.device, *, sizes: Sizes, repeat: int, compile: bool = False
+) -> dict[str, Any]:
     """Every case of a benchmark, as it is written to a file."""
     benchmark = BENCHMARKS[name]
     facts = machine()  # before the work, so that the load is that of others
     with as_in_a_run():
         found = [
             _timed(benchmark, case, replace(sizes, clients=case.clients), device, repeat)
-            for case in cases(benchmark, sizes, device)
+            for case in cases(benchmark, sizes, device, compile)
         ]
     return {
         "benchmark": name,
@@ -171,20 +176,24 @@ def _size(benchmark: Benchmark, sizes: Sizes) -> str:
     return names.get(sizes, "other")
 
 
-def cases(benchmark: Benchmark, sizes: Sizes, device: torch.device) -> list[Case]:
+def cases(
+    benchmark: Benchmark, sizes: Sizes, device: torch.device, compile: bool = False
+) -> list[Case]:
     """The ways to do the work: one node after another, the same recorded, all stacked."""
     one_by_one = 1 if benchmark.alone else sizes.clients
     found = [Case("in_process", False, one_by_one)]
     # A single loop is not stacked: it would be the row above once more.
     stacked = Case("batched", False, sizes.clients)
     if device.type != "cuda":
-        return [*found, stacked]
+        plain = [*found, stacked]
+        return [*plain, *(replace(case, compile=True) for case in plain if compile)]
     fast = [
         Case("in_process", True, one_by_one),
         Case("lanes", True, sizes.clients),
         replace(stacked, record=True),
     ]
-    return [*found, stacked, *fast, *(replace(case, precision="half") for case in fast)]
+    compiled = [replace(case, compile=True) for case in fast if compile]
+    return [*found, stacked, *fast, *compiled, *(replace(case, precision="half") for case in fast)]
 
 
 def _timed(

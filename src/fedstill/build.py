@@ -115,6 +115,7 @@ class Built:
             "device": self.device,
             "store": self.store,
             "record": recipe.engine.record,
+            "compile": recipe.engine.compile,
             "graph": self.graph.neighbours,
             "memory_limit": memory_limit,
         }

@@ -345,6 +345,9 @@ def bench(
         bool | None,
         typer.Option("--small/--full", help="Sizes.  [default: full on CUDA, small on a CPU]"),
     ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Also with engine.compile, which takes minutes.")
+    ] = False,
     form: Listing = Form.table,
 ) -> None:
     """Measure how fast fedstill is on this machine: time of a step, spread, memory."""
@@ -358,7 +361,7 @@ def bench(
     found = []
     for name in wanted:
         sizes = benches.BENCHMARKS[name].sizes(reduced)
-        found.append(benches.measured(name, where, sizes=sizes, repeat=repeat))
+        found.append(benches.measured(name, where, sizes=sizes, repeat=repeat, compile=compile))
         benches.write(found[-1], target)
     if form is Form.json:
         listings.print_json(found)

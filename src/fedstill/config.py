@@ -105,6 +105,7 @@ class EngineTable:
     stack_at_most: Count = 256
     lanes: Count = LANES  # loops that run beside each other on a GPU
     record: bool = True  # on a GPU, replay the steps of a loop from a recording
+    compile: bool = False  # hand the steps of long loops to torch's compiler
     precision: Precision = "tf32"  # of a GPU
     memory_limit: Whole | None = None  # bytes of clients' memories at hand; the rest lie on disk
 

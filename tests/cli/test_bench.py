@@ -11,6 +11,7 @@ import torch
 from fedstill import bench
 from fedstill.bench import BENCHMARKS, Case, Crowd, Sizes
 from fedstill.core.node import SERVER
+from fedstill.methods.fedavg import FedAvg
 from small_recipes import fedstill
 
 CPU = torch.device("cpu")
@@ -85,6 +86,19 @@ def test_recording_is_a_case_of_its_own_on_a_gpu():
     assert Case("in_process", False, 1) in kinds and Case("in_process", True, 1) in kinds
     assert Case("lanes", True, 4) in kinds and Case("batched", True, 4, "half") in kinds
     assert len({case.title for case in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiled_cases_are_there_where_asked_for(device):
+    sizes, where = BENCHMARKS["small-step"].full, torch.device(device)
+    plain = bench.cases(BENCHMARKS["small-step"], sizes, where)
+    more = bench.cases(BENCHMARKS["small-step"], sizes, where, compile=True)
+    added = [case for case in more if case not in plain]
+    assert added and all(case.compile and "compiled" in case.title for case in added)
+    assert [case for case in more if not case.compile] == plain
+    crowd = Crowd.of(TINY["small-step"], CPU)
+    made = Case("in_process", False, 1, compile=True).made(FedAvg(), crowd)
+    assert made.compiler is not None
 
 
 def test_full_sizes_are_those_of_the_page():

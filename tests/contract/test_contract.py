@@ -21,6 +21,7 @@ import worlds
 from contract.small import small
 from fedstill.core import Message, Record
 from fedstill.core.method import Method, Place, check_protocol
+from fedstill.engines import compiled
 from fedstill.engines.batched import Batched
 from fedstill.engines.in_process import InProcess
 from fedstill.federation import checkpoint
@@ -80,6 +81,18 @@ def check_engines_agree(method: Method) -> None:
     assert scores(log, "loss").keys() == scores(stacked_log, "loss").keys()
     for key, loss in scores(log, "loss").items():
         assert scores(stacked_log, "loss")[key] == pytest.approx(loss, abs=1e-3)
+
+
+def check_compiled(method: Method) -> None:
+    """Memories after a round whose steps are traced as for compilation = plain ones to 1e-4."""
+    world = worlds.pictures(norm="none")
+    plain, _ = worlds.played(method, world, rounds=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "WORTHWHILE", 1)
+        patch.setattr(compiled, "BACKEND", "eager")  # what was traced, operation by operation
+        traced, _ = worlds.played(method, world, rounds=1, compile=True)
+    assert not traced.notes
+    assert_same(memories(plain), memories(traced), 1e-4)
 
 
 def check_resume(method: Method) -> None:
@@ -195,6 +208,7 @@ def check_learning(method: Method) -> None:
 CHECKS: dict[str, Callable[[Method], None]] = {
     "plan": check_plan,
     "engines agree": check_engines_agree,
+    "compiled": check_compiled,
     "resume": check_resume,
     "order": check_order,
     "part-time": check_part_time,

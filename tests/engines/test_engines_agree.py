@@ -37,7 +37,7 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines import lanes, recorded, stacks
+from fedstill.engines import compiled, lanes, recorded, stacks
 from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Outcome, Party
 from fedstill.engines.in_process import InProcess
@@ -527,7 +527,8 @@ class Replayed(InProcess):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         on_cpu = self.device.type == "cpu"
-        self.recorder = Recorder(tried_once if on_cpu else CudaGraphs(self.device), keep=2)
+        record = tried_once if on_cpu else CudaGraphs(self.device)
+        self.recorder = Recorder(record, keep=2, compiler=self.compiler)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -586,7 +587,7 @@ class SideBySide(Lanes):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{**options, "lanes": 2})
         if self.device.type == "cpu":
-            self.road = Road(lambda: Lane(Recorder(tried_once)), 2)
+            self.road = Road(lambda: Lane(Recorder(tried_once, compiler=self.compiler)), 2)
 
 
 class StacksReplayed(Batched):
@@ -632,6 +633,29 @@ def test_replayed_loops_give_the_very_same(
             check(expected[node].message, found[node].message)
             assert found[node].numbers == pytest.approx(expected[node].numbers, rel=1e-5)
     check(states, replayed_states)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("engine", [InProcess, Replayed, SideBySide, StacksReplayed, Batched])
+@pytest.mark.parametrize("method", SHAPES, ids=lambda method: type(method).__name__)
+def test_compiled_loops_give_the_same(
+    method: Method, engine: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda" and isinstance(method, (Given, EmptyExamples, OwnBody)):
+        pytest.skip("made for a CPU")
+    monkeypatch.setattr(compiled, "WORTHWHILE", 1)
+    monkeypatch.setattr(compiled, "BACKEND", "eager")  # the operations one by one, as traced
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    monkeypatch.setattr(stacks, "WORTHWHILE", 1)
+    world = vectors((20, 27, 23, 30, 8)).on(device)
+    plain, states = played(method, world, InProcess, device=device, record=False)
+    found, found_states = played(method, world, engine, device=device, compile=True)
+    for expected, outcomes in zip(plain, found, strict=True):
+        for node in expected:
+            assert_rounded(expected[node].message, outcomes[node].message)
+            numbers = outcomes[node].numbers
+            assert numbers == pytest.approx(expected[node].numbers, rel=1e-4, abs=1e-6)
+    assert_rounded(states, found_states)
 
 
 @pytest.mark.parametrize("least", [5, 6])

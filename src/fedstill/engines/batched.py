@@ -26,6 +26,7 @@ from fedstill.engines.recorded import (
     CudaGraphs,
     Unrecordable,
 )
+from fedstill.engines.room import loops_that_fit
 from fedstill.engines.stacks import Stack, StackRecorder
 
 
@@ -48,6 +49,7 @@ class Batched(InProcess):
     def __init__(self, *args: Any, stack_at_most: int = 256, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.stack_at_most = stack_at_most
+        self.fitting: dict[Any, int] = {}  # loops in a stack, by kind
         recording = self.recorder is not None
         self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None
 
@@ -79,9 +81,16 @@ class Batched(InProcess):
         self._run_stacks(step, round, self._kin(waiting))
 
     def _run_stacks(self, step: Step, round: int, queue: list[list[Acting]]) -> None:
-        """A stack that memory does not suffice for is run in two; later ones are no larger."""
+        """Stacks that memory should suffice for; if it does not, each is run in two.
+
+        Later ones are no larger.
+        """
         while queue:
             kin = queue.pop(0)
+            size = self._fitting(kin)
+            if len(kin) > size:
+                queue[:0] = [kin[i : i + size] for i in range(0, len(kin), size)]
+                continue
             try:
                 self._run_together(step, round, kin)
             except torch.OutOfMemoryError:
@@ -121,6 +130,25 @@ class Batched(InProcess):
         size = self.stack_at_most
         return [kin[i : i + size] for kin in groups.values() for i in range(0, len(kin), size)]
 
+    def _fitting(self, kin: list[Acting]) -> int:
+        """How many of these may be one stack: all, unless memory is scarce when they first meet."""
+        if len(kin) == 1:
+            return 1
+        longest = max(
+            (actor.waiting for actor in kin if actor.waiting), key=lambda loop: len(loop.batches)
+        )
+        kind = (
+            longest.body,
+            trees.shape(longest.carry),
+            trees.shape(trees.tensors(dict(longest.given))),
+        )
+        if kind not in self.fitting:
+            fit = loops_that_fit(longest, self.device)
+            self.fitting[kind] = self.stack_at_most if fit is None else fit
+            if self.fitting[kind] < min(len(kin), self.stack_at_most):
+                self.notes.append(f"stacks of {fit} at most, by the memory that is free")
+        return min(self.fitting[kind], self.stack_at_most)
+
     def _run_together(self, step: Step, round: int, kin: list[Acting]) -> None:
         loops = [actor.waiting for actor in kin if actor.waiting is not None]
         if len(loops) == 1:
@@ -131,12 +159,12 @@ class Batched(InProcess):
         try:
             in_order = [loops[i] for i in by_length]
             try:
-                stack = Stack(in_order, self.stacks)
+                stack = Stack(in_order, self.stacks, self.compiler)
                 ended = stack.run()
             except Unrecordable as error:
                 self.stacks = None
                 self.notes.append(f"stacks are not recorded: {error}")
-                stack = Stack(in_order)
+                stack = Stack(in_order, compiler=self.compiler)
                 ended = stack.run()
         except torch.OutOfMemoryError:
             if self.stacks:

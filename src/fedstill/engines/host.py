@@ -1,10 +1,11 @@
-"""The memory of the host: what is freed is kept for the next round; no knowledge of tensors."""
+"""The memory of the host: how much there is, and what is freed is kept; no tensors."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # Names and numbers of malloc.h in the GNU C library.
@@ -32,6 +33,30 @@ def memory_kept() -> Iterator[None]:
     finally:
         options(TRIM_THRESHOLD, 2 * LARGE)  # where the library's own rule ends for such blocks
         trim(0)
+
+
+def memory_left() -> int | None:
+    """Bytes that this process may still take, as far as the system tells."""
+    found = [left for left in (_of_the_machine(), _of_the_group()) if left is not None]
+    return min(found, default=None)
+
+
+def _of_the_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def _of_the_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Where a container has a limit of its own."""
+    try:
+        limit, used = (int((folder / f"memory.{of}").read_text()) for of in ("max", "current"))
+        parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(parts["inactive_file"]))  # files can be read again
+    except (OSError, ValueError, KeyError):  # none, or "max"
+        return None
 
 
 def _function(name: str) -> Callable[..., Any] | None:

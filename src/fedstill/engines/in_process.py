@@ -15,13 +15,13 @@ from fedstill.core.loop import Loop
 from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Inbox, Node, Store
 from fedstill.core.records import Message, NodeId, State
+from fedstill.engines.compiled import Compiler, Steps
 from fedstill.engines.engine import (
     Absences,
     Everybody,
     Outcome,
     Question,
     Scores,
-    autograd_gradient,
 )
 from fedstill.engines.memories import Memories
 from fedstill.engines.recorded import CudaGraphs, Recorder
@@ -42,6 +42,7 @@ class InProcess:
         absences: Absences | None = None,
         store: Store | None = None,
         record: bool = True,
+        compile: bool = False,
         graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
         memory_limit: int | None = None,
     ):
@@ -52,9 +53,11 @@ class InProcess:
         self.absences = absences
         self.store = store
         self.notes: list[str] = []
+        self.compiler = Compiler(self.notes) if compile else None
         self.recorder: Recorder | None = None
         if record and self.device.type == "cuda":
-            self.recorder = Recorder(CudaGraphs(self.device), notes=self.notes)
+            graphs = CudaGraphs(self.device)
+            self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
         self.graph = graph
         self.states = Memories(memory_limit, self.device)
 
@@ -99,8 +102,9 @@ class InProcess:
             return carry
         carry = loop.carry
         losses: list[Tensor] = []
+        step = Steps(loop, self.compiler)
         for batch in loop.batches:
-            carry, loss = loop.body(carry, loop.given, batch, autograd_gradient)
+            carry, loss = step(carry, loop.given, batch)
             losses.append(loss)
         if losses:
             node.log(loss=torch.stack(losses).mean())

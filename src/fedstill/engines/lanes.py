@@ -17,6 +17,7 @@ import torch
 from fedstill.core.loop import Descent, Loop
 from fedstill.core.method import Step
 from fedstill.engines.batched import Acting, Batched, failed
+from fedstill.engines.compiled import Compiler
 from fedstill.engines.recorded import CudaGraphs, Ended, Recorder, worthwhile
 
 LANES = 8  # more do not make a GPU do more, and each has memory of its own
@@ -33,12 +34,12 @@ class Lane:
     end: Callable[[], None] = lambda: None  # let the outside wait for what was done here
 
 
-def cuda_lane(device: torch.device, notes: list[str]) -> Lane:
+def cuda_lane(device: torch.device, notes: list[str], compiler: Compiler | None) -> Lane:
     """A lane with a stream and memory of its own."""
     graphs = CudaGraphs(device)
     stream = graphs.stream
     return Lane(
-        Recorder(graphs, notes=notes),
+        Recorder(graphs, notes=notes, compiler=compiler),
         lambda: torch.cuda.stream(stream),
         lambda: stream.wait_stream(torch.cuda.current_stream(device)),
         lambda: torch.cuda.current_stream(device).wait_stream(stream),
@@ -125,7 +126,9 @@ class Lanes(Batched):
         super().__init__(*args, **kwargs)
         self.road: Road | None = None
         if self.recorder is not None:
-            self.road = Road(lambda: cuda_lane(self.device, self.notes), lanes, self.notes)
+            self.road = Road(
+                lambda: cuda_lane(self.device, self.notes, self.compiler), lanes, self.notes
+            )
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """What stacks well in stacks, recordable loops in lanes, the rest as `in_process` would."""

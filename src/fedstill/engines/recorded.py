@@ -21,7 +21,7 @@ from torch import Tensor
 from fedstill.core import trees
 from fedstill.core.data import Batches
 from fedstill.core.loop import Descent, Loop
-from fedstill.engines.engine import autograd_gradient
+from fedstill.engines.compiled import Compiler, Steps
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
@@ -45,9 +45,13 @@ def worthwhile(loop: Loop[Any]) -> bool:
 class Recorder:
     """Runs loops by replaying their steps; keeps what it recorded of the latest kinds of loop."""
 
-    def __init__(self, record: Record, keep: int = 32, notes: list[str] | None = None):
+    def __init__(
+        self, record: Record, keep: int = 32, notes: list[str] | None = None,
+        compiler: Compiler | None = None,
+    ):  # fmt: skip
         self.record = record
         self.keep = keep
+        self.compiler = compiler
         self.notes = [] if notes is None else notes
         self.known: OrderedDict[Any, _Recording] = OrderedDict()
         self.refused: set[Any] = set()  # bodies of loops
@@ -81,7 +85,9 @@ class Recorder:
             self.known[key] = _Recording(loop)
         self.known.move_to_end(key)
         try:
-            return (yield from self.known[key].playing(loop, self.record))
+            return (
+                yield from self.known[key].playing(loop, Steps(loop, self.compiler), self.record)
+            )
         except Unrecordable as error:
             del self.known[key]
             self.refused.add(body)
@@ -93,43 +99,44 @@ class _Recording:
     """One kind of loop: its buffers, and a replay for each shape of batch."""
 
     def __init__(self, loop: Loop[Any]):
-        self.body = loop.body
         self.carry = trees.map_tensors(torch.clone, loop.carry)
         self.given = trees.map_tensors(torch.clone, dict(loop.given))
         self.total = torch.zeros((), device=trees.tensors(self.carry)[0].device)
         self.buffers: dict[Any, list[Tensor]] = {}  # for batches whose tensors have equal shapes
         self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
 
-    def playing(self, loop: Loop[Any], record: Record) -> Generator[None, None, Ended]:
+    def playing(
+        self, loop: Loop[Any], steps: Steps, record: Record
+    ) -> Generator[None, None, Ended]:
         """The whole loop, step by step."""
         copy_all(trees.tensors(self.carry), trees.tensors(loop.carry))
         copy_all(trees.tensors(self.given), trees.tensors(dict(loop.given)))
         self.total.zero_()
-        done, steps = 0, len(loop.batches)
-        while done < steps:
+        done, length = 0, len(loop.batches)
+        while done < length:
             batch = None
-            if done + TOGETHER <= steps and isinstance(loop.batches, Batches):
+            if done + TOGETHER <= length and isinstance(loop.batches, Batches):
                 batch = loop.batches.ahead(done, TOGETHER)
             if batch is not None:
-                self._replay(batch, TOGETHER, record)
+                self._replay(batch, TOGETHER, steps, record)
                 done += TOGETHER
             else:
-                self._replay(loop.batches[done], None, record)
+                self._replay(loop.batches[done], None, steps, record)
                 done += 1
             yield
-        return trees.map_tensors(torch.clone, self.carry), self.total / steps
+        return trees.map_tensors(torch.clone, self.carry), self.total / length
 
-    def _replay(self, batch: Any, together: int | None, record: Record) -> None:
+    def _replay(self, batch: Any, together: int | None, steps: Steps, record: Record) -> None:
         """One step; or some, whose batches are stacked."""
-        tensors, shape = trees.tensors(batch), (together, trees.shape(batch))
+        tensors, shape = trees.tensors(batch), (together, trees.shape(batch), steps.first)
         if shape not in self.replays:
-            self.replays[shape] = self._recorded(batch, tensors, together, record)
+            self.replays[shape] = self._recorded(batch, tensors, together, steps, record)
         buffers, replay = self.replays[shape]
         copy_all(buffers, tensors)
         replay()
 
     def _recorded(
-        self, batch: Any, tensors: list[Tensor], together: int | None, record: Record
+        self, batch: Any, tensors: list[Tensor], together: int | None, steps: Steps, record: Record
     ) -> tuple[list[Tensor], Replay]:
         """A replay; what recording does to the buffers is undone."""
         everything = [*tensors, *trees.tensors(self.carry), *trees.tensors(self.given)]
@@ -147,7 +154,7 @@ class _Recording:
         def step() -> None:
             for at in [None] if together is None else range(together):
                 one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
-                moved, loss = self.body(self.carry, self.given, one, autograd_gradient)
+                moved, loss = steps(self.carry, self.given, one)
                 ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
                 copy_all(trees.tensors(self.carry), trees.tensors(ordered))
                 self.total.add_(loss)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedstill.core import trees
 from fedstill.core.data import Batches
 from fedstill.core.loop import Loop
+from fedstill.engines.compiled import Compiler
 from fedstill.engines.engine import functional_gradient
 from fedstill.engines.recorded import (
     WORTHWHILE,
@@ -26,8 +27,12 @@ from fedstill.engines.recorded import (
 class Stack:
     """Kin loops, longest first, as one; those that are done leave."""
 
-    def __init__(self, loops: Sequence[Loop[Any]], recorder: StackRecorder | None = None):
+    def __init__(
+        self, loops: Sequence[Loop[Any]], recorder: StackRecorder | None = None,
+        compiler: Compiler | None = None,
+    ):  # fmt: skip
         self.loops = loops
+        self.compiler = compiler if compiler and compiler.takes(loops[0]) else None
         self.plans = [loop.batches for loop in loops]
         plan = self.plans[0]
         together = plan.together if isinstance(plan, Batches) else Batches.together
@@ -55,10 +60,12 @@ class Stack:
             self._dismiss(active)
             for places, batch in self.gather(active, step):
                 everyone = places == list(range(active))
+                whole = everyone and active == len(self.loops)
+                compiler = self.compiler if whole else None
                 if self.recording and everyone and alike[active] >= WORTHWHILE:
-                    self.recording.replay(self.loops[0], active, batch)
+                    self.recording.replay(self.loops[0], active, batch, compiler)
                 else:
-                    self._advance(places, active, batch)
+                    self._advance(places, active, batch, compiler)
         self._dismiss(0)
         carries = self.done[::-1]
         totals = self.total.clone()
@@ -89,13 +96,15 @@ class Stack:
             self.done += reversed([list(carry) for carry in zip(*rows, strict=True)])
             self.carry = [tensor[:active] for tensor in self.carry]
 
-    def _advance(self, places: list[int], active: int, batch: Any) -> None:
+    def _advance(
+        self, places: list[int], active: int, batch: Any, compiler: Compiler | None
+    ) -> None:
         """One step of the loops at `places`; the others keep their carry."""
         rows = torch.tensor(places, device=self.total.device)
         everyone = places == list(range(active))
         carry = self.carry if everyone else [tensor[rows] for tensor in self.carry]
         given = [(tensor if dim is None else tensor[rows], dim) for tensor, dim in self.given]
-        moved, losses = stacked_step(self.loops[0], carry, given, batch)
+        moved, losses = stacked_step(self.loops[0], carry, given, batch, compiler)
         self.total.index_add_(0, rows, losses.float())
         if not everyone:
             pairs = zip(self.carry, moved, strict=True)
@@ -107,8 +116,9 @@ class Stack:
 
 
 def stacked_step(
-    first: Loop[Any], carry: list[Tensor], given: list[tuple[Tensor, int | None]], batch: Any
-) -> tuple[list[Tensor], Tensor]:
+    first: Loop[Any], carry: list[Tensor], given: list[tuple[Tensor, int | None]], batch: Any,
+    compiler: Compiler | None = None,
+) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """One step of kin loops: their carries and losses, each along a first axis."""
 
     def one(
@@ -124,7 +134,20 @@ def stacked_step(
         return trees.tensors(ordered), loss
 
     values, dims = [tensor for tensor, _ in given], [dim for _, dim in given]
-    moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(carry, values, trees.tensors(batch))
+    parts = [carry, values, trees.tensors(batch)]
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
+            *trees.with_tensors(parts, leaves)
+        )
+        return [*moved, losses]
+
+    found = None
+    leaves = trees.tensors(parts)
+    if compiler is not None:
+        shapes = (trees.shape((first.carry, dict(first.given), batch, parts)), tuple(dims))
+        found = compiler.call(first.body, shapes, flat, leaves)
+    *moved, losses = flat(*leaves) if found is None else found
     return moved, losses
 
 
@@ -147,16 +170,18 @@ class StackRecording:
         copy_all([mine for mine, _ in self.given], [theirs for theirs, _ in given])
         self.total.zero_()
 
-    def replay(self, first: Loop[Any], active: int, batch: Any) -> None:
+    def replay(self, first: Loop[Any], active: int, batch: Any, compiler: Compiler | None) -> None:
         """One step of the loops that are still there, all with batches of one shape."""
-        tensors, shape = trees.tensors(batch), (active, trees.shape(batch))
+        tensors, shape = trees.tensors(batch), (active, compiler is None, trees.shape(batch))
         if shape not in self.replays:
-            self.replays[shape] = self._recorded(first, active, batch)
+            self.replays[shape] = self._recorded(first, active, batch, compiler)
         buffers, replay = self.replays[shape]
         copy_all(buffers, tensors)
         replay()
 
-    def _recorded(self, first: Loop[Any], active: int, batch: Any) -> tuple[list[Tensor], Replay]:
+    def _recorded(
+        self, first: Loop[Any], active: int, batch: Any, compiler: Compiler | None
+    ) -> tuple[list[Tensor], Replay]:
         buffers = [tensor.clone() for tensor in trees.tensors(batch)]
         if any(tensor.device != self.total.device for tensor in buffers):
             raise Unrecordable("a number on the host would be recorded as a constant")
@@ -166,7 +191,7 @@ class StackRecording:
         before = [tensor.clone() for tensor in (*carry, total)]
 
         def step() -> None:
-            moved, losses = stacked_step(first, carry, given, resting)
+            moved, losses = stacked_step(first, carry, given, resting, compiler)
             copy_all(carry, moved)
             total.add_(losses)
 
