@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import population
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 RESULTS = HERE / "results"
@@ -26,6 +28,7 @@ def main() -> None:
         text = filled(text, name, side_by_side(read(RESULTS / f"{name}.json")))
     text = filled(text, "bench", own_numbers(RESULTS / "bench"))
     text = filled(text, "profile", profiles(read(RESULTS / "profile.json")))
+    text = filled(text, "population", populations(read(RESULTS / "population.json")))
     PAGE.write_text(text, encoding="utf-8")
     print(f"→ {PAGE}")
 
@@ -56,6 +59,18 @@ def side_by_side(found: Table | None) -> str:
         lines = [line(row, system, baseline, noise) for system in row["systems"]]
         parts.append(f"**{row['label']}**; ms for {row['unit']}\n\n{markdown(lines)}")
     return "\n\n".join(parts)
+
+
+def populations(found: Table | None) -> str:
+    """Memory and time by the number of clients."""
+    if found is None:
+        return "Not measured yet."
+    at, turns = found["hardware"], max(run["turn"] for run in found["runs"]) + 1
+    said = f"Measured on {at['processor']}, cores {at['cores']}, torch {found['versions']['torch']}"
+    begun, ended = found["load_at_begin_and_end"]
+    said += f" with one thread; load {begun:.1f} at the beginning and {ended:.1f} at the end. "
+    said += f"Medians over {turns} turns; a ratio is taken within a turn, then its median."
+    return f"{said}\n\n{population.table(found)}"
 
 
 def measured_on(found: Table) -> str:

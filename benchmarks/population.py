@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import numpy as np
 EXAMPLES = 10  # of each client
 CLASSES = 10
 TESTS = 500  # examples of the one test set
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main() -> None:
@@ -69,7 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--hidden", type=int, default=32, help="units of the network")
     parser.add_argument("--memory-limit", type=int, help="engine.memory_limit, in bytes")
-    parser.add_argument("--out", type=Path, default=Path("population.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "population.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -202,7 +204,7 @@ def hardware() -> dict[str, Any]:
     return {"processor": model, "cores": os.cpu_count(), "device": "cpu", "threads": 1}
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """The numbers as Markdown."""
     lines = [
         "| clients | peak memory (MB) | above the imports (MB) | ms a round | CPU ms a round |",

@@ -44,7 +44,7 @@ def test_a_page_without_the_marks_is_refused(text):
 
 def test_the_page_of_the_project_has_all_marks():
     text = page.PAGE.read_text(encoding="utf-8")
-    for name in (*page.TABLES, "bench", "profile"):
+    for name in (*page.TABLES, "bench", "profile", "population"):
         assert "a table put here" in page.filled(text, name, "a table put here")
 
 
