@@ -20,7 +20,8 @@ from fedstill.federation.evaluate import CHUNK, evaluate, score
 from fedstill.federation.population import Population
 from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise
-from fedstill.models import MLP
+from fedstill.methods.local import Local
+from fedstill.models import MLP, ConvNet
 from worlds import World, experiment, vectors
 
 MODEL = MLP((1,), 3, hidden=(2,))
@@ -170,10 +171,10 @@ def sites(shared: bool) -> Population:
     return Population(collection, dict.fromkeys("abc", MODEL), MODEL)
 
 
-@pytest.mark.parametrize(("shared", "passes"), [(True, 1), (False, 3)])
-def test_a_test_set_that_clients_share_is_passed_once(shared, passes):
+@pytest.mark.parametrize(("shared", "examples"), [(True, 4), (False, 12)])
+def test_a_test_set_that_clients_share_is_passed_once(shared, examples):
     rows = scores(Central(), sites(shared))
-    assert len(calls) == passes
+    assert calls == [(SERVER, examples)]
     assert [row.value for row in rows.metrics if row.name == "accuracy"] == [2 / 4] * 3
 
 
@@ -183,7 +184,7 @@ def test_clients_that_normalise_differently_do_not_share_a_pass():
     other = Site("b", first.pool, first.rows, first.test, (0.1,), (0.5,))
     collection = Collection("two", (first, other), ("0", "1", "2"))
     scores(Central(), Population(collection, dict.fromkeys("ab", MODEL), MODEL), acted="ab")
-    assert len(calls) == 2
+    assert calls == [(SERVER, 8)]
 
 
 def test_two_parts_of_one_pool_are_two_test_sets():
@@ -199,9 +200,33 @@ def test_two_parts_of_one_pool_are_two_test_sets():
 def test_a_large_test_set_is_passed_in_chunks_with_the_same_result():
     labels = [0] * CHUNK + [1] * 10
     node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
-    accuracy, _ = score(Stubborn(), node, labelled(labels))
+    ((accuracy, _),) = score(Stubborn(), node, [labelled(labels)])
     assert accuracy == CHUNK / (CHUNK + 10)
     assert calls == [("a", CHUNK), ("a", 10)]
+
+
+def test_small_sets_go_through_a_model_together_with_the_same_results():
+    sizes = [3, CHUNK - 4, 2, CHUNK + 1, 5, 1]
+    tests = [labelled([0] * (size // 2) + [1] * (size - size // 2)) for size in sizes]
+    node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
+    found = score(Stubborn(), node, tests)
+    assert [count for _, count in calls] == [CHUNK - 1, 2, CHUNK, 7]
+    assert [accuracy for accuracy, _ in found] == [size // 2 / size for size in sizes]
+    for size, (accuracy, loss) in zip(sizes, found, strict=True):
+        assert loss == pytest.approx(math.log(4) - accuracy * math.log(2), rel=1e-6), size
+    assert score(Stubborn(), node, []) == []
+
+
+def test_sets_stay_apart_where_answers_depend_on_the_batch():
+    net = ConvNet((1, 4, 4), 3, depth=1, width=2, norm="static")
+    rng = torch.Generator().manual_seed(0)
+    tests = [
+        Data.of(torch.randn(6, 1, 4, 4, generator=rng) + i, torch.arange(6) % 3) for i in (0, 5)
+    ]
+    people = World({"a": Party(tests[0], tests[0], net)}, net)
+    node = InProcess(Local(), people).node("a", 1, "evaluate")
+    together, (first,), (second,) = (score(Local(), node, s) for s in (tests, tests[:1], tests[1:]))
+    assert together == [first, second]
 
 
 def test_scoring_changes_no_memory_and_draws_nothing():

@@ -201,7 +201,7 @@ class Method:
         return None
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
-        """[example, class], logits of the model that a node holds."""
+        """[example, class], logits of the model that a node holds, each by its example alone."""
         return node.model(node.state.weights, x)
 
     def network_for(self, server: Node[Any], who: NodeId) -> Model:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.data import Data
+from fedstill.core.data import Batch, Data
 from fedstill.core.method import Method, Place
 from fedstill.core.node import SERVER, Node
 from fedstill.core.records import NodeId
@@ -25,8 +25,9 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
     """Accuracy and loss of each scored model on the clients' test sets.
 
     A server's model is tested on every client's set; a client's model on every client's set
-    (`cross`) or only on its own. Clients that share the very same test set share the one pass;
-    without `cross`, a server's score on the one set of all clients is also written once.
+    (`cross`) or only on its own. Clients that share the very same test set share its scores, and
+    small sets go through a model together; without `cross`, a server's score on the one set of all
+    clients is also written once.
     """
     scored = holders(experiment.method, engine, experiment.population.clients)
     for holder, found in engine.look(scored, round, "evaluate", partial(scores, experiment)):
@@ -37,15 +38,11 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
 
 def scores(experiment: Experiment, node: Node[Any]) -> dict[NodeId, tuple[float, float]]:
     """Accuracy and loss of one model by the test set it is scored on."""
-    known: dict[int, tuple[float, float]] = {}
-    found = {}
-    for target, test in _tests(experiment, node.id):
-        if not len(test):
-            continue
-        if id(test) not in known:
-            known[id(test)] = score(experiment.method, node, test)
-        found[target] = known[id(test)]
-    return found
+    tests = {target: test for target, test in _tests(experiment, node.id) if len(test)}
+    different = {id(test): test for test in tests.values()}
+    found = score(experiment.method, node, list(different.values()))
+    known = dict(zip(different, found, strict=True))
+    return {target: known[id(test)] for target, test in tests.items()}
 
 
 def holders(method: Method, engine: Engine, clients: Sequence[NodeId]) -> Sequence[NodeId]:
@@ -74,13 +71,36 @@ def _tests(experiment: Experiment, holder: NodeId) -> Iterator[tuple[NodeId, Dat
 
 
 @torch.no_grad()
-def score(method: Method, node: Node[object], test: Data) -> tuple[float, float]:
-    """Share of right answers and mean cross-entropy; the host waits once."""
-    right = torch.zeros((), dtype=torch.float64, device=test.device)
-    loss = torch.zeros_like(right)
-    for x, y in test.chunks(CHUNK):
+def score(method: Method, node: Node[object], tests: Sequence[Data]) -> list[tuple[float, float]]:
+    """Share of right answers and mean cross-entropy on each set; the host waits once for all."""
+    if not tests:
+        return []
+    by_batch = getattr(node.model, "norm", None) == "static"  # whose answers depend on the others
+    found = []
+    for x, y in _chunks(tests, apart=by_batch):
         logits = method.predict(node, x)
-        right += (logits.argmax(1) == y).sum()
-        loss += F.cross_entropy(logits, y, reduction="sum")
-    accuracy, mean_loss = (torch.stack([right, loss]) / len(test)).tolist()
-    return accuracy, mean_loss
+        right = logits.argmax(1) == y
+        found.append(torch.stack([right, F.cross_entropy(logits, y, reduction="none")]).double())
+    sets = torch.split(torch.cat(found, 1), [len(test) for test in tests], 1)
+    return [(accuracy, loss) for accuracy, loss in torch.stack([s.mean(1) for s in sets]).tolist()]
+
+
+def _chunks(tests: Sequence[Data], apart: bool) -> Iterator[Batch]:
+    """Every example in order, some at a time; small sets together, unless they stay apart."""
+    held: list[Batch] = []
+    room = CHUNK
+    for test in tests:
+        for piece in test.chunks(CHUNK):
+            if held and (apart or len(piece.y) > room):
+                yield _joined(held)
+                held, room = [], CHUNK
+            held.append(piece)
+            room -= len(piece.y)
+    yield _joined(held)
+
+
+def _joined(pieces: Sequence[Batch]) -> Batch:
+    if len(pieces) == 1:
+        return pieces[0]
+    x, y = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return Batch(x, y)
