@@ -79,8 +79,8 @@ def score(method: Method, node: Node[object], tests: Sequence[Data]) -> list[tup
     found = []
     for x, y in _chunks(tests, apart=by_batch):
         logits = method.predict(node, x)
-        right = logits.argmax(1) == y
-        found.append(torch.stack([right, F.cross_entropy(logits, y, reduction="none")]).double())
+        right, loss = logits.argmax(1) == y, F.cross_entropy(logits, y, reduction="none")
+        found.append(torch.stack([right.double(), loss.double()]))
     sets = torch.split(torch.cat(found, 1), [len(test) for test in tests], 1)
     return [(accuracy, loss) for accuracy, loss in torch.stack([s.mean(1) for s in sets]).tolist()]
 
