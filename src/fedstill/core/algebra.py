@@ -121,8 +121,12 @@ def not_finite(tree: Any) -> list[str]:
     What is added to NaN or infinity is never finite again, so a finite sum clears a tensor in one
     quick pass. Another sum may have overflowed: then every entry is looked at.
     """
+    return _not_finite(tree, _floating(tree))
+
+
+def _not_finite(tree: Any, floating: list[Tensor]) -> list[str]:
     apart: dict[torch.device, list[Tensor]] = {}
-    for tensor in _floating(tree):
+    for tensor in floating:
         apart.setdefault(tensor.device, []).append(tensor)
     return [] if all(map(_sums_are_finite, apart.values())) else _strange(tree)
 
@@ -142,7 +146,7 @@ def not_finite_each(many: Sequence[Any]) -> list[list[str]]:
     floating = [_floating(tree) for tree in many]
     everything = [tensor for tensors in floating for tensor in tensors]
     if len(many) < 2 or not all(tensor.is_cuda for tensor in everything):
-        return [not_finite(tree) for tree in many]
+        return list(map(_not_finite, many, floating))
     if not everything:
         return [[] for _ in many]
     with torch.no_grad():

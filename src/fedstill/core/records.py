@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from types import new_class
 from typing import (
@@ -53,12 +53,12 @@ class Record:
         skipped = positional_fields(type(self))
         return {
             name: 0 if name in skipped else _numbers(getattr(self, name))
-            for name in field_names(type(self))
+            for name in trees.field_names(type(self))
         }
 
     def bytes(self) -> dict[str, int]:
         """Payload by field: every tensor's own size, eight for a number, a text's length."""
-        return {name: _bytes(getattr(self, name)) for name in field_names(type(self))}
+        return {name: _bytes(getattr(self, name)) for name in trees.field_names(type(self))}
 
     def replace(self, **changes: Any) -> Self:
         """The same record with some fields changed."""
@@ -96,24 +96,13 @@ def _extended(kind: Any, doc: str, more: tuple[tuple[str, Any], ...]) -> Any:
 
 def grown(record: Record, kind: type[R], **more: Any) -> R:
     """A record as one of a kind that has its fields and more."""
-    held = {name: getattr(record, name) for name in field_names(type(record))}
+    held = {name: getattr(record, name) for name in trees.field_names(type(record))}
     return kind(**{**held, **more})
 
 
 def record_hints(kind: type[Record]) -> dict[str, Any]:
     """The field types of a record, resolved."""
     return get_type_hints(kind, include_extras=True)
-
-
-def field_names(kind: type[Record]) -> tuple[str, ...]:
-    """The names of a record's fields, in order."""
-    key: Any = kind
-    return _names(key)
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
 
 
 def positional_fields(kind: type[Record]) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -68,8 +69,8 @@ def named_tensors(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         for index, item in enumerate(tree):
             yield from named_tensors(item, under(index))
     elif is_dataclass(tree) and not isinstance(tree, type):
-        for field in fields(tree):
-            yield from named_tensors(getattr(tree, field.name), under(field.name))
+        for name in field_names(type(tree)):
+            yield from named_tensors(getattr(tree, name), under(name))
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -89,8 +90,18 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
         for item in tree:
             _collect(item, found)
     elif is_dataclass(tree) and not isinstance(tree, type):
-        for field in fields(tree):
-            _collect(getattr(tree, field.name), found)
+        for name in field_names(type(tree)):
+            _collect(getattr(tree, name), found)
+
+
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The names of a record's fields, in order; asked for once, since that takes a while."""
+    return _names(kind)
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def columns(trees: Sequence[Any]) -> list[tuple[Tensor, ...]]:
@@ -126,7 +137,7 @@ def shape(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return (type(tree), tuple(shape(item) for item in tree))
     if is_dataclass(tree) and not isinstance(tree, type):
-        parts = tuple((field.name, shape(getattr(tree, field.name))) for field in fields(tree))
+        parts = tuple((name, shape(getattr(tree, name))) for name in field_names(type(tree)))
         return (type(tree), parts)
     return tree
 
