@@ -109,6 +109,11 @@ class Network:
         return False
 
     @property
+    def by_example(self) -> bool:
+        """Whether an answer in evaluation depends on its example alone; `static` goes by batch."""
+        return getattr(self, "norm", None) != "static"
+
+    @property
     def evaluating(self) -> Self:
         """The same network in evaluation mode."""
         return replace(self, training=False, notes=None)

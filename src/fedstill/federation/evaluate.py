@@ -75,9 +75,8 @@ def score(method: Method, node: Node[object], tests: Sequence[Data]) -> list[tup
     """Share of right answers and mean cross-entropy on each set; the host waits once for all."""
     if not tests:
         return []
-    by_batch = getattr(node.model, "norm", None) == "static"  # whose answers depend on the others
     found = []
-    for x, y in _chunks(tests, apart=by_batch):
+    for x, y in _chunks(tests, apart=not node.model.by_example):
         logits = method.predict(node, x)
         right, loss = logits.argmax(1) == y, F.cross_entropy(logits, y, reduction="none")
         found.append(torch.stack([right.double(), loss.double()]))
