@@ -108,8 +108,9 @@ def write_images(path: Path, clients: int) -> None:
 
 def measured(asked: dict[str, Any]) -> dict[str, Any]:
     """Run a recipe in this process; peak memory, and the times from round to round."""
-    from fedstill import config, runs
+    from fedstill import recipe as config
     from fedstill.logbook.environment import environment
+    from fedstill.runs import session as runs
 
     folder = Path(asked["folder"])
     engine = {} if asked["memory_limit"] is None else {"memory_limit": asked["memory_limit"]}

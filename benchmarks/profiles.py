@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedstill import bench
-from fedstill.bench import Case, Sizes
+from fedstill.commands import bench
+from fedstill.commands.bench import Case, Sizes
 from fedstill.core import precision
 
 HERE = Path(__file__).resolve().parent

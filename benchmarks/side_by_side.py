@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.bench import machine
+from fedstill.commands.bench import machine
 from fedstill.core.errors import FedstillError, unknown
 from fedstill.data import load
 from work import Work

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill import config, runs
+from fedstill import recipe as config
 from fedstill.core import Inbox, Node, Weights, algebra, at_server
 from fedstill.core.ranges import Fraction, Positive
 from fedstill.methods import METHODS, fedavg
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.report.tables import comparison
+from fedstill.runs import session as runs
 
 
 class Global(fedavg.Global):

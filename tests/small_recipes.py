@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedstill.cli import main
-from fedstill.toml import toml_text
+from fedstill.commands.cli import main
+from fedstill.recipe.toml import toml_text
 
 CLIENTS = ("east", "north", "west")
 CLASSES = 3

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import fedstill
-from fedstill.config import checked, read_recipe
 from fedstill.logbook.reader import read_run
+from fedstill.recipe.check import checked
+from fedstill.recipe.read import read_recipe
 from small_recipes import fedstill as command
 
 SHIPPED = (Path(__file__).parents[1] / "recipes", Path(str(fedstill.__file__)).parent / "recipes")

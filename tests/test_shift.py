@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedstill import build, config, shift
-from fedstill.cli import app
+from fedstill import recipe as config
+from fedstill.commands import shift
+from fedstill.commands.cli import app
 from fedstill.core.errors import RecipeError
-from fedstill.toml import toml_text
+from fedstill.recipe import build
+from fedstill.recipe.toml import toml_text
 
 TABLES = {
     "data": {"name": "digits5", "virtual": {"per_class": 2, "warm_up_steps": 2, "real_batch": 8}},

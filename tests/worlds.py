@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fedstill.core import Data, Model, NodeId, Pool
-from fedstill.core.data import Part
+from fedstill.core.data import Rows
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.engines.engine import Engine, Party, autograd_gradient
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Everyone
@@ -59,7 +59,7 @@ class World:
 
 def moved_data(data: Data, device: str) -> Data:
     """The same examples on a device."""
-    return Data(tuple(Part(pool.to(device), rows.to(device)) for pool, rows in data.parts))
+    return Data(tuple(Rows(pool.to(device), rows.to(device)) for pool, rows in data.parts))
 
 
 def examples(name: str, count: int, shape: tuple[int, ...], classes: Sequence[int]) -> Data:

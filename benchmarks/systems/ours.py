@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill import config, runs
+from fedstill import recipe as config
 from fedstill.core import Data, Inbox, Model, Node, Weights, at_clients, precision
-from fedstill.core.model import Law, Laws, conv_laws, linear_laws
+from fedstill.core.model import Initial, Initials, conv_initial, linear_initial
 from fedstill.data import load
-from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Party
-from fedstill.engines.in_process import InProcess
-from fedstill.engines.lanes import Lanes
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.play.streams import Streams
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.federation.run import Progress
@@ -29,10 +29,11 @@ from fedstill.logbook.writer import FolderLog
 from fedstill.methods.fedavg import Down, FedAvg, Up
 from fedstill.methods.virtual import Virtual
 from fedstill.models import MODELS, ConvNet
+from fedstill.runs import session as runs
 from work import PIECES, Rounds, Work, trained_accuracy
 
 VERSIONS = ("torch", "numpy")
-ENGINES = {"in_process": InProcess, "lanes": Lanes, "batched": Batched}
+ENGINES = {"in_process": InProcess, "lanes": Streams, "batched": Batched}
 
 
 def run(work: Work) -> dict[str, object]:
@@ -45,13 +46,13 @@ def run(work: Work) -> dict[str, object]:
 class TwoConv(Model):
     """Two convolutions, pooling, a hidden layer; a network from outside of fedstill."""
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         side = (self.shape[1] - 4) // 2
         return {
-            **conv_laws("conv0", self.shape[0], 32, 3),
-            **conv_laws("conv1", 32, 64, 3),
-            **linear_laws("hidden", 64 * side * side, 128),
-            **linear_laws("head", 128, self.classes),
+            **conv_initial("conv0", self.shape[0], 32, 3),
+            **conv_initial("conv1", 32, 64, 3),
+            **linear_initial("hidden", 64 * side * side, 128),
+            **linear_initial("head", 128, self.classes),
         }
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
@@ -109,8 +110,8 @@ class Travelling(Model):
 
     floats_each: int = 1
 
-    def laws(self) -> Laws:
-        return {f"piece{i}": Law((self.floats_each,), "zeros") for i in range(PIECES)}
+    def initial(self) -> Initials:
+        return {f"piece{i}": Initial((self.floats_each,), "zeros") for i in range(PIECES)}
 
 
 @dataclass(frozen=True)

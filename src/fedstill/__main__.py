@@ -1,5 +1,5 @@
 """python -m fedstill"""
 
-from fedstill.cli import main
+from fedstill.commands.cli import main
 
 main()

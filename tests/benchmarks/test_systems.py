@@ -44,11 +44,11 @@ def test_every_loop_learns_alike(digits):
 def test_fedstills_two_convolutions_compute_what_the_module_does(digits):
     module = network(Work("two-conv", awake=1, rounds=1, **digits))
     mine = ours.TwoConv((3, 16, 16), 10)
-    weights = dict(zip(mine.laws(), module.state_dict().values(), strict=True))
+    weights = dict(zip(mine.initial(), module.state_dict().values(), strict=True))
     x = load(digits["data"]).test_x[:5]
     assert torch.allclose(mine(weights, x), module(x), atol=1e-6)
     assert {name: tuple(w.shape) for name, w in weights.items()} == {
-        name: law.shape for name, law in mine.laws().items()
+        name: law.shape for name, law in mine.initial().items()
     }
 
 

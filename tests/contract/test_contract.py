@@ -21,15 +21,15 @@ import worlds
 from contract.small import small
 from fedstill.core import Message, Record
 from fedstill.core.method import Method, Place, check_protocol
-from fedstill.engines import compiled
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.loops import compiled
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation import checkpoint
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
-from fedstill.runs import state_kinds
+from fedstill.runs.session import state_kinds
 from fedstill.wire import codec
 
 ROUNDS = 4

@@ -14,7 +14,7 @@ from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
 CUDA = torch.cuda.is_available()
-laws = settings(max_examples=30, deadline=None, derandomize=True)
+initial = settings(max_examples=30, deadline=None, derandomize=True)
 names = st.integers(0, 10_000)
 shares = st.lists(st.floats(0.1, 100), min_size=1, max_size=5)
 
@@ -32,13 +32,13 @@ def close(left: Weights, right: Weights) -> bool:
     return all(torch.allclose(left[n], right[n], rtol=1e-12, atol=1e-12) for n in left)
 
 
-@laws
+@initial
 @given(name=names, shares=shares)
 def test_the_mean_of_equal_things_is_the_thing(name: int, shares: list[float]) -> None:
     assert close(algebra.mean([weights(name)] * len(shares), shares), weights(name))
 
 
-@laws
+@initial
 @given(name=names, shares=shares, factor=st.floats(-3, 3))
 def test_the_mean_is_linear(name: int, shares: list[float], factor: float) -> None:
     left = [weights(name + i) for i in range(len(shares))]
@@ -50,7 +50,7 @@ def test_the_mean_is_linear(name: int, shares: list[float], factor: float) -> No
     assert close(together, apart)
 
 
-@laws
+@initial
 @given(name=names, shares=shares, factor=st.floats(0.01, 100))
 def test_only_the_proportions_of_shares_matter(
     name: int, shares: list[float], factor: float
@@ -61,7 +61,7 @@ def test_only_the_proportions_of_shares_matter(
     assert close(plain, scaled)
 
 
-@laws
+@initial
 @given(name=names, factor=st.floats(-3, 3))
 def test_the_dot_product_is_symmetric_and_linear(name: int, factor: float) -> None:
     a, b, c = weights(name), weights(name + 1), weights(name + 2)
@@ -70,7 +70,7 @@ def test_the_dot_product_is_symmetric_and_linear(name: int, factor: float) -> No
     assert float(algebra.dot(a, algebra.add(b, c, factor))) == pytest.approx(expected, abs=1e-9)
 
 
-@laws
+@initial
 @given(name=names)
 def test_a_square_is_a_thing_times_itself(name: int) -> None:
     assert float(algebra.square(weights(name))) == pytest.approx(
@@ -78,7 +78,7 @@ def test_a_square_is_a_thing_times_itself(name: int) -> None:
     )
 
 
-@laws
+@initial
 @given(name=names)
 def test_subtracting_what_was_added_gives_the_start(name: int) -> None:
     a, b = weights(name), weights(name + 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.data import Batch, Batches, Data, Made, Part, Plan, Pool
+from fedstill.core.data import Batch, Batches, Data, Lazy, Plan, Pool, Rows
 from fedstill.core.seeds import generator
 
 
@@ -20,7 +20,7 @@ def pool(start: int, count: int, width: int = 2) -> Pool:
 
 
 def of(pool: Pool, *rows: int) -> Data:
-    return Data((Part(pool, torch.tensor(rows, dtype=torch.long)),))
+    return Data((Rows(pool, torch.tensor(rows, dtype=torch.long)),))
 
 
 def numbers(x: Tensor) -> list[int]:
@@ -123,7 +123,7 @@ def test_floats_are_taken_as_they_are_stored() -> None:
 
 
 def test_examples_of_several_pools_are_gathered_from_whichever_holds_them() -> None:
-    mixed = of(pool(0, 5), 4, 1) + Data((Part(pool(50, 3), torch.zeros(0, dtype=torch.long)),))
+    mixed = of(pool(0, 5), 4, 1) + Data((Rows(pool(50, 3), torch.zeros(0, dtype=torch.long)),))
     mixed += of(pool(10, 5), 2) + of(pool(20, 5), 0, 3, 3)
     everything = [4, 1, 12, 20, 23, 23]
     assert len(mixed) == 6
@@ -177,7 +177,7 @@ def test_counts_and_places_by_class() -> None:
 
 
 def test_made_batches_have_a_length_and_an_end() -> None:
-    made = Made(3, lambda step: step * step)
+    made = Lazy(3, lambda step: step * step)
     assert list(made) == [0, 1, 4]
     assert made[1:] == [1, 4]
     for beyond in (3, -1):
@@ -231,7 +231,7 @@ def test_ragged_plans_fall_into_groups_of_equal_size() -> None:
 
 def test_plans_over_mixed_data_and_other_batches_are_stacked_by_shape() -> None:
     mixed = of(pool(0, 5), 0, 1) + of(pool(10, 5), 0, 1)
-    plans = [*plans_of(mixed, pool(30, 4).all()), Made(1, lambda step: pool(0, 4).all().all())]
+    plans = [*plans_of(mixed, pool(30, 4).all()), Lazy(1, lambda step: pool(0, 4).all().all())]
     groups = Plan.together(plans)(len(plans), 0)
     assert_side_by_side(groups, single_gathers(plans, 0))
 
@@ -267,4 +267,4 @@ def test_batches_made_ahead_are_those_made_one_by_one() -> None:
     for step in range(4):
         assert torch.equal(four.x[step], plan[step].x) and torch.equal(four.y[step], plan[step].y)
     assert plan.ahead(1, 4) is None  # the last one is smaller
-    assert Made(3, lambda step: step).ahead(0, 2) is None
+    assert Lazy(3, lambda step: step).ahead(0, 2) is None

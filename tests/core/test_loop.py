@@ -52,14 +52,12 @@ def test_the_start_is_not_written_into() -> None:
 
 
 def test_what_is_given_reaches_the_objective_by_name() -> None:
-    def objective(
-        model: Model, value: Tensor, batch: Tensor, slope: float, shift: Tensor
-    ) -> Tensor:
-        return value * (slope + shift + batch)
+    def objective(model: Model, value: Tensor, batch: Tensor, grad: float, shift: Tensor) -> Tensor:
+        return value * (grad + shift + batch)
 
     steps = minimize(
         objective, MODEL, torch.tensor(0.0), [torch.tensor(1.0)], SGD(1.0),
-        slope=10.0, shift=torch.tensor(100.0),
+        grad=10.0, shift=torch.tensor(100.0),
     )  # fmt: skip
     assert float(finished(steps)) == -(10 + 100 + 1)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.core import trees
-from fedstill.core.optim import SGD, Adam, Falling, Optimizer, falling
+from fedstill.core.optim import SGD, Adam, Optimizer, Scheduled, scheduled
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
@@ -20,7 +20,7 @@ def start() -> Weights:
     return {"a": torch.randn(2, 2, generator=rng), "b": torch.randn(2, generator=rng)}
 
 
-def slope(value: Weights) -> Weights:
+def grad(value: Weights) -> Weights:
     """Gradient of ½ Σ curvature · a² + Σ b³/3."""
     return {"a": CURVATURE * value["a"], "b": value["b"] ** 2}
 
@@ -29,7 +29,7 @@ def ours(optimizer: Optimizer, steps: int = 5) -> Weights:
     value = start()
     memory = optimizer.start(value)
     for _ in range(steps):
-        value, memory = optimizer.step(value, slope(value), memory)
+        value, memory = optimizer.step(value, grad(value), memory)
     return value
 
 
@@ -37,7 +37,7 @@ def theirs(kind: type[torch.optim.Optimizer], steps: int = 5, **options: object)
     value = {name: torch.nn.Parameter(tensor) for name, tensor in start().items()}
     optimizer = kind(value.values(), **options)  # type: ignore[call-arg]
     for _ in range(steps):
-        for name, gradient in slope({n: p.detach() for n, p in value.items()}).items():
+        for name, gradient in grad({n: p.detach() for n, p in value.items()}).items():
             value[name].grad = gradient
         optimizer.step()
     return {name: parameter.detach() for name, parameter in value.items()}
@@ -88,15 +88,15 @@ def test_neither_value_nor_memory_is_written_into() -> None:
     for optimizer in (SGD(0.1, 0.9, 0.1), Adam(0.1, weight_decay=0.1)):
         value = start()
         memory = optimizer.start(value)
-        _, memory = optimizer.step(value, slope(value), memory)
+        _, memory = optimizer.step(value, grad(value), memory)
         kept = repr(memory)
-        optimizer.step(value, slope(value), memory)
+        optimizer.step(value, grad(value), memory)
         assert repr(memory) == kept
         assert all(torch.equal(value[n], start()[n]) for n in value)
 
 
 def test_a_rate_that_falls_halfway_is_a_tenth_from_there() -> None:
-    ours = falling(SGD(1.0), 5, "halfway")
+    ours = scheduled(SGD(1.0), 5, "halfway")
     value, memory = torch.zeros(()), ours.start(torch.zeros(()))
     moves = []
     for _ in range(5):
@@ -104,7 +104,7 @@ def test_a_rate_that_falls_halfway_is_a_tenth_from_there() -> None:
         moves.append(round(float(moved - value), 4))
         value = moved
     assert moves == [1.0, 1.0, 1.0, 0.1, 0.1]
-    assert falling(SGD(1.0), 5, "constant") == SGD(1.0)
+    assert scheduled(SGD(1.0), 5, "constant") == SGD(1.0)
 
 
 @pytest.mark.parametrize(
@@ -119,16 +119,16 @@ def test_a_falling_rate_goes_where_the_frameworks_goes(made, kind, options) -> N
     optimizer = kind(value.values(), **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
     for _ in range(6):
-        for name, gradient in slope({n: p.detach() for n, p in value.items()}).items():
+        for name, gradient in grad({n: p.detach() for n, p in value.items()}).items():
             value[name].grad = gradient
         optimizer.step()
         schedule.step()
-    found = ours(Falling(made, 6), steps=6)
+    found = ours(Scheduled(made, 6), steps=6)
     assert all(torch.allclose(found[n], value[n], rtol=1e-5, atol=1e-6) for n in value)
 
 
 def test_after_its_last_step_a_falling_rate_stands_still() -> None:
-    optimizer = Falling(SGD(0.1), 3)
+    optimizer = Scheduled(SGD(0.1), 3)
     assert all(torch.equal(ours(optimizer, 3)[n], ours(optimizer, 7)[n]) for n in start())
     half, _ = optimizer.step(torch.tensor(1.0), torch.tensor(2.0), {
         "base": (), "count": torch.tensor(1.5), "steps": torch.tensor(3.0),
@@ -138,7 +138,7 @@ def test_after_its_last_step_a_falling_rate_stands_still() -> None:
 
 def test_falling_rates_of_different_lengths_can_be_stacked() -> None:
     values, lengths = torch.tensor([1.0, -2.0, 3.0]), (3, 4, 9)
-    optimizers = [Falling(Adam(0.1), steps) for steps in lengths]
+    optimizers = [Scheduled(Adam(0.1), steps) for steps in lengths]
     assert len({*optimizers}) == 1
     memories = [optimizer.start(value) for optimizer, value in zip(optimizers, values, strict=True)]
 

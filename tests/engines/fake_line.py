@@ -8,15 +8,15 @@ from queue import Queue
 from threading import Thread
 from typing import Any
 
-from fedstill.engines.in_process import InProcess
-from fedstill.engines.spread import Spread, Worker, serve
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.spread import Spread, Worker, serve
 
 
 class Threads:
     """A line between threads."""
 
     def __init__(self, rank: int, size: int, queues: dict[tuple[int, int], Queue[bytes]]):
-        self.rank, self.size, self.seat, self.queues = rank, size, rank, queues
+        self.rank, self.size, self.local_rank, self.queues = rank, size, rank, queues
         self.sent = 0  # bytes
 
     def send(self, rank: int, data: bytes) -> None:
@@ -28,7 +28,7 @@ class Threads:
         return self.queues[rank, self.rank].get(timeout=60)
 
 
-def lines(size: int) -> list[Threads]:
+def transports(size: int) -> list[Threads]:
     queues: dict[tuple[int, int], Queue[bytes]] = {
         (a, b): Queue() for a in range(size) for b in range(size)
     }
@@ -38,10 +38,10 @@ def lines(size: int) -> list[Threads]:
 @contextmanager
 def spread(engines: list[InProcess], question: Any = None) -> Iterator[Spread]:
     """An engine over as many ranks as engines are given, while the others serve."""
-    leader, *others = lines(len(engines))
+    leader, *others = transports(len(engines))
     threads = [
-        Thread(target=serve, args=(Worker(engine, question), line), daemon=True)
-        for engine, line in zip(engines[1:], others, strict=True)
+        Thread(target=serve, args=(Worker(engine, question), transport), daemon=True)
+        for engine, transport in zip(engines[1:], others, strict=True)
     ]
     for thread in threads:
         thread.start()

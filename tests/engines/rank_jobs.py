@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstill.cli import main
+from fedstill.commands.cli import main
 from fedstill.data.sites import Collection
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 
 Wreck = Callable[[int], None]  # of a rank
 
@@ -30,7 +30,7 @@ def start(folder: Path, ranks: int, *arguments: object, wreck: Wreck | None = No
     The server they are forked from has imported everything, so that they start in a moment.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedstill.runs", "fedstill.engines.gloo"])
+    context.set_forkserver_preload(["fedstill.runs.session", "fedstill.engines.ranks.gloo"])
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import SGD, Adam, Model, Weights, trees
 from fedstill.core.loop import Descent, Loop
-from fedstill.engines import compiled
-from fedstill.engines.compiled import Compiler, Steps
-from fedstill.engines.stacks import Stack
+from fedstill.engines.loops import compiled
+from fedstill.engines.loops.compiled import Compiler, Steps
+from fedstill.engines.loops.stacks import Stack
 from fedstill.models import MLP, ConvNet
-from fedstill.parts.matching import gradient_distance, slope
+from fedstill.parts.matching import grad, gradient_distance
 
 NET = MLP((6,), 3, hidden=(5,), activation="tanh")
 Pair = tuple[Tensor, Tensor]
@@ -110,7 +110,7 @@ def test_what_is_given_and_started_from_at_once_stays_two_things(counted: list[A
 def test_gradients_of_gradients_are_compiled(counted: list[Any]) -> None:
     def matched(model: Model, images: Weights, batch: Pair, weights: Weights) -> Tensor:
         def slope_on(x: Tensor) -> Weights:
-            return slope(lambda moved: objective(model, moved, (x, batch[1])), weights)
+            return grad(lambda moved: objective(model, moved, (x, batch[1])), weights)
 
         return gradient_distance(slope_on(batch[0]), slope_on(images["x"]))
 

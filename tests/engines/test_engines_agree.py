@@ -21,8 +21,8 @@ from fedstill.core import (
     Batch,
     Data,
     Inbox,
+    Lazy,
     Loop,
-    Made,
     Message,
     Method,
     Model,
@@ -37,13 +37,14 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines import compiled, lanes, recorded, stacks
-from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Outcome, Party
-from fedstill.engines.in_process import InProcess
-from fedstill.engines.lanes import Lane, Lanes, Road
-from fedstill.engines.recorded import CudaGraphs, Recorder, Replay, Unrecordable
-from fedstill.engines.stacks import Stack, StackRecorder, shared_or_stacked
+from fedstill.engines.loops import compiled, recorded, stacks
+from fedstill.engines.loops.recorded import CudaGraphs, Recorder, Replay, Unrecordable
+from fedstill.engines.loops.stacks import Stack, StackRecorder, shared_or_stacked
+from fedstill.engines.play import streams as lanes
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.play.streams import Stream, Streams, StreamSet
 from fedstill.models import MLP
 from worlds import CLASSES, World, examples, pictures, vectors
 
@@ -130,8 +131,8 @@ class SlopeInSlope(Invented):
             logits = model({**weights, "head.weight": head}, batch.x)
             return cross_entropy(logits, batch.y)
 
-        slope = torch.func.grad(task)(weights["head.weight"])
-        return task(weights["head.weight"]) + slope.square().sum()
+        grad = torch.func.grad(task)(weights["head.weight"])
+        return task(weights["head.weight"]) + grad.square().sum()
 
 
 class Pixels(NamedTuple):
@@ -152,7 +153,7 @@ class Synthetic(Invented):
             return Pixels(model.init(seeds.draw(seed, step)), at)
 
         steps = 3 + int(client.id[1:])
-        images = await minimize(self.seen, model, start, Made(steps, make), SGD(0.5, 0.5))
+        images = await minimize(self.seen, model, start, Lazy(steps, make), SGD(0.5, 0.5))
         return Told(client.state.weights, images)
 
     def seen(self, model: Model, images: Tensor, batch: Pixels) -> Tensor:
@@ -390,7 +391,7 @@ class Failing(Invented):
 
         objective = self.bad_loss if self.where == "objective" else self.loss
         weights = await minimize(
-            objective, client.model, client.state.weights, Made(len(batches), make), SGD(0.1)
+            objective, client.model, client.state.weights, Lazy(len(batches), make), SGD(0.1)
         )
         if client.id == "c2":
             self.fail("after")
@@ -570,8 +571,8 @@ def test_lanes_that_memory_does_not_suffice_for_become_fewer(
         return tried_once(step)
 
     world = vectors((20, 27, 23, 30, 8))
-    engine = Lanes(Invented(), world)
-    engine.road = Road(lambda: Lane(Recorder(cramped)), 8, engine.notes)
+    engine = Streams(Invented(), world)
+    engine.road = StreamSet(lambda: Stream(Recorder(cramped)), 8, engine.notes)
     inboxes = {client: Inbox() for client in world.clients}
     answers = engine.play(Invented().learn, 1, inboxes)
     for node, outcome in InProcess(Invented(), world).play(Invented().learn, 1, inboxes).items():
@@ -581,13 +582,13 @@ def test_lanes_that_memory_does_not_suffice_for_become_fewer(
     assert any("memory did not suffice" in note for note in engine.notes)
 
 
-class SideBySide(Lanes):
+class SideBySide(Streams):
     """Every loop in a lane, on a CPU in a stand-in; fewer lanes than clients."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{**options, "lanes": 2})
         if self.device.type == "cpu":
-            self.road = Road(lambda: Lane(Recorder(tried_once, compiler=self.compiler)), 2)
+            self.road = StreamSet(lambda: Stream(Recorder(tried_once, compiler=self.compiler)), 2)
 
 
 class StacksReplayed(Batched):
@@ -668,7 +669,7 @@ def test_lanes_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPatc
     sizes: list[int] = []
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
     monkeypatch.setattr(lanes, "STACK", least)
-    monkeypatch.setattr("fedstill.engines.batched.Stack", Seen)
+    monkeypatch.setattr("fedstill.engines.play.batched.Stack", Seen)
     monkeypatch.setattr(MLP, "stacks_well", True)
     world = vectors((20, 27, 23, 30, 8))
     assert_agree(Invented(), world, SideBySide)

@@ -15,9 +15,9 @@ from contract.small import small
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.node import SERVER
 from fedstill.core.records import State, Weights
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
 from fedstill.engines.memories import Memories
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Sample
 from fedstill.methods import METHODS
 
@@ -130,7 +130,7 @@ def test_a_given_folder_is_emptied_before_and_after(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "0.safetensors").write_bytes(b"left by a kill")
     made = Memories(0)
-    with pytest.raises(KeyboardInterrupt), made.lying_in(folder):
+    with pytest.raises(KeyboardInterrupt), made.spilling_to(folder):
         assert not folder.exists()
         made["c0"], made["c1"] = own(0), own(1)
         assert value(made["c0"]) == 0

@@ -21,24 +21,24 @@ import torch
 import worlds
 from contract.small import small
 from engines import rank_jobs
-from engines.fake_line import lines, spread
+from engines.fake_line import spread, transports
 from engines.rank_jobs import ended, job, start
-from fedstill.build import chosen_device
-from fedstill.config import values
 from fedstill.core.errors import RankError
 from fedstill.core.method import Method, at_clients
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
-from fedstill.engines import talk
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
-from fedstill.engines.spread import Spread, Worker, owners
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks import protocol as talk
+from fedstill.engines.ranks.spread import Spread, Worker, owners
 from fedstill.federation.evaluate import scores
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
-from fedstill.toml import toml_text
+from fedstill.recipe.build import chosen_device
+from fedstill.recipe.tables import values
+from fedstill.recipe.toml import toml_text
 from small_recipes import CLIENTS, CONVNET, contents, fedstill, last_weights, metrics, tables
 
 # ---- ranks that are threads: every method
@@ -190,7 +190,7 @@ def test_a_message_for_many_crosses_to_a_rank_once() -> None:
     sent = {}
     for clients in (4, 16):
         with played(method, worlds.vectors([8] * clients)) as (engine, _):
-            sent[clients] = engine.line.sent
+            sent[clients] = engine.transport.sent
     assert sent[16] < 1.8 * sent[4]
 
 
@@ -217,13 +217,13 @@ def test_a_question_at_the_wrong_time_and_a_bug_are_answered_too() -> None:
     method, world = small(METHODS["local"]), worlds.vectors()
     with spread([InProcess(method, world), InProcess(method, world)]) as engine:
         with pytest.raises(RankError, match="rank 1: it was asked for Done at the wrong time"):
-            talk.ask_one(engine.line, 1, talk.Done())
+            talk.ask_one(engine.transport, 1, talk.Done())
         with pytest.raises(RankError, match=r"(?s)rank 1: Traceback.*KeyError: 'nobody'"):
-            talk.ask_one(engine.line, 1, talk.Recall("nobody"))
+            talk.ask_one(engine.transport, 1, talk.Recall("nobody"))
 
 
 def test_a_rank_that_built_nothing_says_why_until_it_is_over() -> None:
-    leader, other = lines(2)
+    leader, other = transports(2)
     talk.say(leader, 1, talk.Ready("", ""))
     talk.say(leader, 1, talk.Over())
     talk.excuse(other, RankError("no such file"))
@@ -358,7 +358,11 @@ def test_a_rank_without_an_address_of_the_others_says_what_to_do(
 def test_the_ranks_of_a_machine_sit_at_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [str(chosen_device("auto", seat)) for seat in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [str(chosen_device("auto", local_rank)) for local_rank in range(3)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+    ]
     assert str(chosen_device("cuda", 1)) == "cuda:1"
     assert str(chosen_device("cuda:0", 1)) == "cuda:0"  # as the recipe says
     assert str(chosen_device("cuda")) == "cuda"
@@ -369,7 +373,7 @@ def test_memories_lie_in_the_run_folder_where_a_rank_sees_it(tmp_path: Path) -> 
     engine = InProcess(small(METHODS["local"]), worlds.vectors())
     for run_folder, seen in ((tmp_path / "elsewhere", None), (tmp_path, tmp_path)):
         lies_in = run_folder / "asleep" / "rank-1"
-        assert isinstance(Worker(engine).answer(talk.LieIn(str(lies_in))), talk.Done)
+        assert isinstance(Worker(engine).answer(talk.SpillTo(str(lies_in))), talk.Done)
         assert engine.states.folder == (seen and lies_in)
 
 

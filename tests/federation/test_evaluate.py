@@ -15,7 +15,7 @@ from torch import Tensor
 from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.data.sites import Collection, Examples, Site
 from fedstill.engines.engine import Party
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.evaluate import CHUNK, evaluate, score
 from fedstill.federation.population import Population
 from fedstill.logbook.rows import Rows

@@ -15,9 +15,9 @@ from fedstill.core import SERVER, Data, Model, NodeId
 from fedstill.data.partition import Iid, partitioned
 from fedstill.data.sites import Examples as Images
 from fedstill.data.sites import ImageSet, whole_site
-from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Party
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation import population
 from fedstill.federation.evaluate import EVERYONE
 from fedstill.federation.experiment import Experiment

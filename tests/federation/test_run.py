@@ -24,8 +24,8 @@ from fedstill.core import (
     at_server,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress, run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog

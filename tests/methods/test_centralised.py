@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Data
 from fedstill.core.node import SERVER
 from fedstill.engines.engine import Party
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.local import Local
@@ -21,9 +21,9 @@ def test_a_full_batch_round_is_one_step_down_the_loss_on_the_union() -> None:
     engine, _ = played(method, world, rounds=1)
     held = [world.party(client).data.all() for client in world.clients]
     x, y = torch.cat([batch.x for batch in held]), torch.cat([batch.y for batch in held])
-    slope = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))(start)
+    grad = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))(start)
     for name, reached in engine.states[SERVER].weights.items():
-        assert torch.allclose(reached, start[name] - 0.5 * slope[name], atol=1e-6)
+        assert torch.allclose(reached, start[name] - 0.5 * grad[name], atol=1e-6)
 
 
 def test_with_one_client_centralised_averaged_and_local_are_one() -> None:
@@ -60,7 +60,7 @@ def test_pictures_travel_as_bytes_and_are_normalised_as_at_home() -> None:
     engine, log = played(Centralised(), world, rounds=1)
     sizes = {row.sender: row.bytes for row in log.messages if row.field == "stored"}
     assert sizes == {"c0": 20 * 64, "c1": 27 * 64, "c2": 23 * 64}
-    first = engine.states[SERVER].pools[0]
+    first = engine.states[SERVER].random_networks[0]
     assert first.stored.dtype == torch.uint8
     assert torch.equal(first.mean, torch.tensor(0.5))
 
@@ -75,5 +75,5 @@ def test_only_the_rows_that_a_client_holds_are_handed_over() -> None:
                     Data(), model),
     }  # fmt: skip
     engine, _ = played(Centralised(), World(halves, model), rounds=1)
-    handed = torch.cat([sent.stored for sent in engine.states[SERVER].pools])
+    handed = torch.cat([sent.stored for sent in engine.states[SERVER].random_networks])
     assert torch.equal(handed, pool.take(torch.arange(17)).x)

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Adam, Data, Weights
 from fedstill.core.node import SERVER
-from fedstill.engines.batched import Batched
 from fedstill.engines.engine import autograd_gradient
+from fedstill.engines.play.batched import Batched
 from fedstill.methods.dense import Dense, Found, Search
 from fedstill.parts.image_generators import Deconvolution, Upsampling
 from fedstill.parts.lessons import Lesson, View
@@ -93,7 +93,7 @@ def test_the_search_keeps_the_images_of_the_lowest_loss() -> None:
     for _ in range(8):
         before = carry
         carry, loss = body(carry, given, batch, autograd_gradient)
-        images = maker.learning({})(before.value, before.value["noise"], batch.labels)
+        images = maker.train({})(before.value, before.value["noise"], batch.labels)
         seen.append((float(loss), images))
     losses = [loss for loss, _ in seen]
     best = losses.index(min(losses))

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Batch, Data, Inbox, Message, Model, Pool
 from fedstill.core.errors import BadValue, StepError
 from fedstill.core.seeds import generator
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.federation.topology import RandomRegular, Ring, Star
 from fedstill.methods.anchored import COMMON, MEAN, Anchors
@@ -384,7 +384,7 @@ def test_the_gradient_is_that_of_three_terms_with_the_anchors_to_lean_on_held_fi
         )  # fmt: skip
         return cross_entropy(logits, batch.own.y) + 0.5 * reg + 2.0 * heard * kd
 
-    ours = torch.func.grad(lambda w: method.objective(model.learning(), w, batch))(weights)
+    ours = torch.func.grad(lambda w: method.objective(model.train(), w, batch))(weights)
     theirs = torch.func.grad(terms)(weights)
     for name in weights:
         assert torch.allclose(ours[name], theirs[name], atol=1e-5)
@@ -398,15 +398,15 @@ def test_the_printed_divergence_is_a_preset() -> None:
     p = torch.softmax(batch.teacher, 1)
     divergence = (p * (p.log() - log_q)).sum(1).mean()
     task = cross_entropy(model(weights, batch.own.x), batch.own.y)
-    found = plain.objective(model.learning(), weights, batch)
+    found = plain.objective(model.train(), weights, batch)
     assert float(found) == pytest.approx(float(task + divergence), rel=1e-5)
 
 
 def test_statistics_of_norm_layers_come_from_the_first_stream() -> None:
     model = ConvNet(SHAPE, 3, depth=1, width=4, norm="batch")
     weights, batch, notes, alone = model.init(0), draw(model), {}, {}
-    DeSA().objective(model.learning(notes), weights, batch)
-    model.learning(alone)(weights, batch.own.x)
+    DeSA().objective(model.train(notes), weights, batch)
+    model.train(alone)(weights, batch.own.x)
     assert notes.keys() == alone.keys() and same(notes, alone)
 
 

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from fedstill.core import Method, Weights
 from fedstill.core.errors import BadMessage, BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.dense import Dense

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedstill.core import Data, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.dynafed import DynaFed, Stretch
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts import augment
@@ -120,7 +120,7 @@ def test_the_loss_of_a_stretch_is_the_way_left_over_the_way_to_be_gone() -> None
     assert float(method.off_the_path(model, value, batch)) == pytest.approx(expected, rel=1e-5)
     # The three things that are learnt all have a slope.
     found = torch.func.grad(lambda v: method.off_the_path(model, v, batch))(value)
-    assert all(float(slope.abs().sum()) > 0 for slope in found.values())
+    assert all(float(grad.abs().sum()) > 0 for grad in found.values())
 
 
 def test_the_set_leads_nearer_to_the_target_than_the_noise_it_began_with() -> None:
@@ -151,10 +151,10 @@ def test_one_step_of_tuning_is_adam_on_soft_labels() -> None:
     def loss(weights: Weights) -> Tensor:
         return soft_cross_entropy(model(weights, state.images), state.labels.softmax(1))
 
-    slopes = torch.func.grad(loss)(mean)
-    for name, slope in slopes.items():  # the first step of Adam is of length lr · sign
-        steep = slope.abs() > 1e-4
-        expected = mean[name] - 0.01 * slope.sign()
+    grads = torch.func.grad(loss)(mean)
+    for name, grad in grads.items():  # the first step of Adam is of length lr · sign
+        steep = grad.abs() > 1e-4
+        expected = mean[name] - 0.01 * grad.sign()
         assert torch.allclose(state.weights[name][steep], expected[steep], atol=1e-4)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedstill.core import Adam, Batch, Inbox, Node, Weights, at_clients, minimize
 from fedstill.core.errors import BadValue
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fccl import FCCL, Consensus, Opinion
 from fedstill.methods.local import Local, Own
 from fedstill.parts.losses import cross_correlation, divergence
@@ -104,13 +104,13 @@ def test_a_step_of_collaboration_by_hand() -> None:
     def loss(weights: Weights) -> torch.Tensor:
         return cross_correlation(node.model(weights, x), consensus, off_diagonal=0.0051)
 
-    slope = torch.func.grad(loss)(start)
+    grad = torch.func.grad(loss)(start)
     reached = finished(method.aligned(node, start, consensus))
     for name, tensor in reached.items():
         if name == "head.bias":  # a common shift of a logit is not felt
             assert torch.equal(tensor, start[name])
         else:
-            moved = 0.01 * slope[name] / (slope[name].abs() + 1e-5)
+            moved = 0.01 * grad[name] / (grad[name].abs() + 1e-5)
             assert torch.allclose(tensor, start[name] - moved, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Inbox, Node, Weights
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg, Global, Up
 from worlds import pictures, played, vectors
@@ -29,8 +29,8 @@ def stepped(world, clients: list[str], shares: list[float], start: Weights, lr: 
         ]
         return sum(s * one for s, one in zip(shares, losses, strict=True)) / sum(shares)
 
-    slope = torch.func.grad(loss)(start)
-    return {name: start[name] - lr * slope[name] for name in start}
+    grad = torch.func.grad(loss)(start)
+    return {name: start[name] - lr * grad[name] for name in start}
 
 
 @pytest.mark.parametrize(

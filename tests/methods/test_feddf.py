@@ -9,7 +9,7 @@ from torch.nn.functional import kl_div
 from fedstill.core import Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddf import FedDF, kinds
@@ -83,9 +83,9 @@ def test_one_step_by_hand_goes_down_the_divergence_from_the_mean_logits() -> Non
         def loss(w: Weights, model=models[client]) -> torch.Tensor:  # type: ignore[no-untyped-def]
             return kl_div(model(w, x).log_softmax(1), target, reduction="batchmean")
 
-        slope = torch.func.grad(loss)(begin)
+        grad = torch.func.grad(loss)(begin)
         for name, reached in engine.states[client].weights.items():
-            moved = 0.01 * slope[name] / (slope[name].abs() + 1e-8)  # Adam's first step
+            moved = 0.01 * grad[name] / (grad[name].abs() + 1e-8)  # Adam's first step
             assert torch.allclose(reached, begin[name] - moved, atol=1e-4)
 
 

@@ -13,7 +13,7 @@ from fedstill.core import Data, Inbox, Node, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.engines.engine import Party
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.feddm import Down, FedDM, Global, Up
 from fedstill.parts import balls
@@ -118,9 +118,9 @@ def test_inside_the_ball_the_server_walks_down_the_loss_on_the_union() -> None:
     x = torch.cat([up.images for up in ups])
     y = torch.cat([up.labels for up in ups])
     start, model = start_of(method, world), world.server_model
-    slope = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
+    grad = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
     for name, reached in trained(method, world, *ups).items():
-        assert torch.allclose(reached, start[name] - 0.3 * slope[name], atol=1e-6)
+        assert torch.allclose(reached, start[name] - 0.3 * grad[name], atol=1e-6)
 
 
 def test_sending_everything_and_one_step_is_centralised_training() -> None:
@@ -249,9 +249,9 @@ def test_an_image_weighs_as_many_examples_as_it_stands_for() -> None:
         each = cross_entropy(model(weights, x), y, reduction="none")
         return (5 * each[0] + 1 * each[1] + 12 * each[2]) / (5 + 1 + 12)
 
-    slope = torch.func.grad(loss)(start)
+    grad = torch.func.grad(loss)(start)
     for name, reached in trained(method, world, *ups).items():
-        assert torch.allclose(reached, start[name] - lr * slope[name], atol=1e-6)
+        assert torch.allclose(reached, start[name] - lr * grad[name], atol=1e-6)
 
 
 def test_the_floats_of_a_round_are_pairs_times_images_times_pixels() -> None:
@@ -287,4 +287,4 @@ def test_clients_remember_nothing() -> None:
     engine, _ = played(FedDM(**PLAIN, steps=1), pictures(), rounds=1)
     assert all(engine.states[client] is None for client in ("c0", "c1", "c2"))
     node: Node[Any] = engine.node(SERVER, 2, "look")
-    assert list(node.state.tensors()) == [f"weights.{name}" for name in node.model.laws()]
+    assert list(node.state.tensors()) == [f"weights.{name}" for name in node.model.initial()]

@@ -8,7 +8,7 @@ import torch
 
 from fedstill.core import Message, seeds
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.feddropout import Drawn, FedDropout
 from fedstill.parts.submodels import extract, random_units
 from worlds import played, vectors

@@ -13,13 +13,13 @@ from fedstill.core import Batch, Inbox, Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.feddm import Down as FedDMDown
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, union
 from fedstill.models import MLP
 from fedstill.parts import balls
-from fedstill.parts.matching import gradient_distance, loss_on, slope
+from fedstill.parts.matching import grad, gradient_distance, loss_on
 from fedstill.parts.synthesis import Matching, from_noise
 from worlds import World, finished, pictures, played
 
@@ -182,9 +182,9 @@ def test_without_samplings_the_server_tunes_on_the_uploaded_sets_alone() -> None
     method = FedDualMatch(**values, tuning="sgd", tune_lr=0.3)
     ups, start, model = uploads(world), start_of(method, world), world.server_model
     x, y = torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups])
-    slopes = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
+    grads = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
     for name, reached in trained(method, world, *ups).weights.items():
-        assert torch.allclose(reached, start[name] - 0.3 * slopes[name], atol=1e-6)
+        assert torch.allclose(reached, start[name] - 0.3 * grads[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("samplings", [1, 2])
@@ -199,18 +199,18 @@ def test_the_server_tunes_on_the_sets_and_on_copies_with_a_matched_gradient(samp
     copies = sets
     for sampling in range(samplings):  # each copy goes on, against the gradient of all sets
         network = ball(sampling)
-        target = slope(loss_on(model, union(sets)), network)
+        target = grad(loss_on(model, union(sets)), network)
 
         def apart(images: Tensor, y: Tensor, at: Weights = network, to: Weights = target) -> Tensor:
-            return gradient_distance(slope(loss_on(model, Batch(images, y)), at), to)
+            return gradient_distance(grad(loss_on(model, Batch(images, y)), at), to)
 
         copies = [Batch(x - 0.1 * torch.func.grad(apart)(x, y), y) for x, y in copies]
     both = union([*sets, *copies])
-    slopes = torch.func.grad(lambda w: cross_entropy(model(w, both.x), both.y))(start)
+    grads = torch.func.grad(lambda w: cross_entropy(model(w, both.x), both.y))(start)
     state = trained(method, world, *ups)
     assert state.radius == pytest.approx(radius)
     for name, reached in state.weights.items():
-        assert torch.allclose(reached, start[name] - 0.3 * slopes[name], atol=1e-6)
+        assert torch.allclose(reached, start[name] - 0.3 * grads[name], atol=1e-6)
 
 
 def test_matched_copies_never_leave_the_server() -> None:

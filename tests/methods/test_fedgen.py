@@ -14,7 +14,7 @@ from fedstill.core import Batch, Inbox, Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedgen import Drawn, FedGen, Global, Guided, Up, teacher_shares
 from fedstill.parts.losses import diversity
@@ -151,8 +151,8 @@ def test_the_target_of_the_divergence_stands_still() -> None:
 
     found = torch.func.grad(lambda w: method.guided(model, w, batch, made_by))(weights)
     expected = torch.func.grad(by_hand)(weights)
-    for name, slope in expected.items():
-        assert torch.allclose(found[name], slope, atol=1e-6)
+    for name, grad in expected.items():
+        assert torch.allclose(found[name], grad, atol=1e-6)
 
 
 def test_terms_decay_by_rounds_and_end_after_the_guided_epochs() -> None:

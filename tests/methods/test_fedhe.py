@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Adam, Batch, Inbox, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedhe import Down, FedHe, Up
 from fedstill.methods.local import Local
@@ -98,8 +98,8 @@ def test_two_full_batch_rounds_by_hand_with_networks_of_two_kinds() -> None:
     for client in world.clients:
         model, (x, y) = world.party(client).model, world.party(client).data.all()
         start = begin.node(client, 0, "look").state.weights
-        slope = torch.func.grad(lambda w, m=model, x=x, y=y: cross_entropy(m(w, x), y))(start)
-        first[client] = algebra.add(start, slope, -0.2)
+        grad = torch.func.grad(lambda w, m=model, x=x, y=y: cross_entropy(m(w, x), y))(start)
+        first[client] = algebra.add(start, grad, -0.2)
         said = model(first[client], x)
         logits[client] = {c: said[y == c].mean(0) for c in y.unique().tolist()}
     holders = [[each[c] for each in logits.values() if c in each] for c in range(3)]

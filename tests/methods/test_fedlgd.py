@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Batch, Data, Inbox, Weights, algebra
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import FedAvg
@@ -22,7 +22,7 @@ from fedstill.methods.fedprox import FedProx
 from fedstill.methods.scaffold import Scaffold
 from fedstill.methods.virtual import Virtual
 from fedstill.parts.losses import mmd, supervised_contrastive
-from fedstill.parts.matching import gradient_distance, loss_on, slope
+from fedstill.parts.matching import grad, gradient_distance, loss_on
 from worlds import CLASSES, World, pictures, played
 
 WARM: dict[str, Any] = {"per_class": 3, "warm_up_steps": 2, "real_batch": 8}
@@ -273,14 +273,14 @@ def test_one_step_goes_down_the_loss_on_both_sets_and_the_regulariser(regularise
             term = supervised_contrastive(torch.cat([features, lean]), labels)
         return cross_entropy(model(weights, x), y) + 0.5 * term
 
-    slopes = torch.func.grad(loss)(start)
+    grads = torch.func.grad(loss)(start)
     up, _ = heard("c1", world, method, 2, own, down)
     for name, reached in up.weights.items():
-        assert torch.allclose(reached, start[name] - 0.1 * slopes[name], atol=1e-4), name
+        assert torch.allclose(reached, start[name] - 0.1 * grads[name], atol=1e-4), name
     plain, _ = heard("c1", world, method, 1, own, down)  # a round of refinement
-    slopes = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
+    grads = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
     for name, reached in plain.weights.items():
-        assert torch.allclose(reached, start[name] - 0.1 * slopes[name], atol=1e-5), name
+        assert torch.allclose(reached, start[name] - 0.1 * grads[name], atol=1e-5), name
 
 
 def test_each_local_refinement_is_fresh_matching_under_the_weights_that_were_sent() -> None:
@@ -318,7 +318,7 @@ def test_the_global_set_moves_so_that_its_gradient_points_along_the_common_chang
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
 
     def apart(anchors: Tensor) -> Tensor:
-        own = slope(loss_on(world.server_model, Batch(anchors, labels)), before.weights)
+        own = grad(loss_on(world.server_model, Batch(anchors, labels)), before.weights)
         return gradient_distance(own, change)  # its length does not matter
 
     expected = before.anchors - torch.func.grad(apart)(before.anchors)
@@ -335,7 +335,7 @@ def test_many_steps_bring_the_gradient_of_the_global_set_nearer() -> None:
 
     def apart(anchors: Tensor) -> float:
         examples = method.labelled(world.server_model, anchors)
-        own = slope(loss_on(world.server_model, examples), before.weights)
+        own = grad(loss_on(world.server_model, examples), before.weights)
         return float(gradient_distance(own, change))
 
     assert apart(after.anchors) < 0.8 * apart(before.anchors)

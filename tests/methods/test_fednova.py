@@ -7,7 +7,7 @@ import torch
 
 from fedstill.core import SGD, Inbox, Node
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import Down, FedAvg, Global
 from fedstill.methods.fednova import FedNova, Up
 from worlds import pictures, played, vectors

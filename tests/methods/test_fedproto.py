@@ -14,9 +14,9 @@ from contract.test_contract import CHECKS
 from fedstill.core import Batch, Inbox, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.batched import Batched
 from fedstill.engines.engine import Party
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedproto import Down, FedProto, Up, nearness
@@ -82,7 +82,7 @@ def test_the_first_round_is_local_training_since_nobody_has_prototypes() -> None
 def test_networks_of_one_width_are_left_as_they_are() -> None:
     world = vectors()
     engine, _ = played(FedProto(), world, rounds=1)
-    assert list(engine.states["c0"].weights) == list(world.server_model.laws())
+    assert list(engine.states["c0"].weights) == list(world.server_model.initial())
 
 
 def test_with_a_projection_and_without_its_pull_it_is_local_training_of_such_networks() -> None:

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Batch, algebra
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedprox import FedProx
 from worlds import pictures, played, vectors
@@ -18,10 +18,10 @@ def test_two_full_batch_steps_by_hand() -> None:
     world, method = vectors((25,)), FedProx(lr=0.2, epochs=2, batch_size=100, mu=0.7)
     start = InProcess(method, world).node(SERVER, 0, "look").state.weights
     x, y = world.party("c0").data.all()
-    slope = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))
-    first = algebra.add(start, slope(start), -0.2)  # the spring has no pull at the start
+    grad = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))
+    first = algebra.add(start, grad(start), -0.2)  # the spring has no pull at the start
     pull = algebra.scale(algebra.sub(first, start), 0.7)
-    second = algebra.add(first, algebra.add(slope(first), pull), -0.2)
+    second = algebra.add(first, algebra.add(grad(first), pull), -0.2)
     engine, _ = played(method, world, rounds=1)
     for name, reached in engine.states[SERVER].weights.items():
         assert torch.allclose(reached, second[name], atol=1e-6)

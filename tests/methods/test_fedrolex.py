@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedrolex import FedRolex
 from fedstill.methods.heterofl import HeteroFL
 from worlds import played, vectors

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Inbox, Message, Node, Weights
 from fedstill.core.errors import BadMessage, BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.batched import Batched
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation import checkpoint
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Scripted
@@ -27,7 +27,7 @@ from fedstill.methods.fedrolex import FedRolex
 from fedstill.methods.heterofl import HeteroFL, Own, Trained
 from fedstill.models import MLP, AlexNet, PreResNet18
 from fedstill.parts.statistics import measured
-from fedstill.runs import state_kinds
+from fedstill.runs.session import state_kinds
 from worlds import World, experiment, pictures, played, vectors
 
 RULES = [HeteroFL, FedDropout, FedRolex]
@@ -68,8 +68,8 @@ def test_the_first_units_are_trained_and_averaged_over_their_holders() -> None:
 
     def stepped(client: str, weights: Weights, model: Any) -> Weights:
         batch = world.party(client).data.all()
-        slope = torch.func.grad(lambda w: cross_entropy(model(w, batch.x), batch.y))(weights)
-        return {name: weights[name] - 0.5 * slope[name] for name in weights}
+        grad = torch.func.grad(lambda w: cross_entropy(model(w, batch.x), batch.y))(weights)
+        return {name: weights[name] - 0.5 * grad[name] for name in weights}
 
     half = {
         "layer0.weight": start["layer0.weight"][:4],
@@ -202,7 +202,7 @@ def test_statistics_of_static_norms_are_measured_by_clients_before_evaluation() 
     engine, log = played(method, world, 2)
     found = weights_of(engine)
     model = world.server_model
-    trained = {name: found[name] for name in model.laws()}
+    trained = {name: found[name] for name in model.initial()}
     data = [world.party(client).data for client in world.clients]
     means = [measured(model, trained, each, 100)["norm0.running_mean"] for each in data]
     expected = sum(n * mean for n, mean in zip([20, 27, 23], means, strict=True)) / 70

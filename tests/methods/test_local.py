@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.local import Local
@@ -21,9 +21,9 @@ def test_a_full_batch_round_is_one_step_down_the_clients_own_loss() -> None:
     for client in world.clients:
         (x, y), model = world.party(client).data.all(), world.party(client).model
         start = begin.node(client, 0, "look").state.weights
-        slope = torch.func.grad(lambda w, m=model, x=x, y=y: cross_entropy(m(w, x), y))(start)
+        grad = torch.func.grad(lambda w, m=model, x=x, y=y: cross_entropy(m(w, x), y))(start)
         for name, reached in engine.states[client].weights.items():
-            assert torch.allclose(reached, start[name] - 0.5 * slope[name], atol=1e-6)
+            assert torch.allclose(reached, start[name] - 0.5 * grad[name], atol=1e-6)
 
 
 def test_a_federation_of_one_is_the_client_alone() -> None:

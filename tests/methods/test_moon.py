@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Batch, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.moon import Moon
@@ -83,7 +83,7 @@ def test_the_objective_by_hand() -> None:
         ]
         each.append(math.log(sum(map(math.exp, alike))) - alike[0])
     expected = float(cross_entropy(model(now, x), y)) + 3.0 * sum(each) / len(each)
-    found = method.contrasted(model.learning({}), now, Batch(x, y), start, previous)
+    found = method.contrasted(model.train({}), now, Batch(x, y), start, previous)
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
@@ -131,9 +131,9 @@ def test_the_other_two_networks_leave_no_statistics_behind() -> None:
     x, y = world.party("c1").data.all()
     now, start, previous = (model.init(seed) for seed in range(3))
     alone: dict[str, Tensor] = {}
-    model.learning(alone).features(now, x)
+    model.train(alone).features(now, x)
     notes: dict[str, Tensor] = {}
-    method.contrasted(model.learning(notes), now, Batch(x, y), start, previous)
+    method.contrasted(model.train(notes), now, Batch(x, y), start, previous)
     assert notes.keys() == alone.keys()
     assert all(torch.equal(notes[name], alone[name]) for name in alone)
 
@@ -181,11 +181,11 @@ def test_the_head_is_as_wide_as_the_features_and_then_256() -> None:
     world = pictures()
     world.server_model = ConvNet((3, 32, 32), 10)
     node = InProcess(Moon(), world).node(SERVER, 0, "look")
-    laws = Moon().network(node).laws()
-    assert laws["projection0.weight"].shape == (2048, 2048)
-    assert laws["projection1.weight"].shape == (256, 2048)
-    assert laws["head.weight"].shape == (10, 256)
-    narrow = Moon(hidden=64, projection=32).network(node).laws()
+    initial = Moon().network(node).initial()
+    assert initial["projection0.weight"].shape == (2048, 2048)
+    assert initial["projection1.weight"].shape == (256, 2048)
+    assert initial["head.weight"].shape == (10, 256)
+    narrow = Moon(hidden=64, projection=32).network(node).initial()
     assert narrow["projection0.weight"].shape == (64, 2048)
     assert narrow["head.weight"].shape == (10, 32)
 

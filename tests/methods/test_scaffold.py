@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Inbox, Node, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.scaffold import Down, Global, Own, Scaffold, Up
@@ -37,11 +37,11 @@ def test_after_one_full_batch_step_a_control_is_the_clients_gradient() -> None:
     engine, _ = played(method, world, rounds=1)
     for client in world.clients:
         x, y = world.party(client).data.all()
-        slope = torch.func.grad(lambda w, x=x, y=y: cross_entropy(world.server_model(w, x), y))(
+        grad = torch.func.grad(lambda w, x=x, y=y: cross_entropy(world.server_model(w, x), y))(
             start
         )
         for name, control in engine.states[client].control.items():
-            assert torch.allclose(control, slope[name], atol=1e-5)
+            assert torch.allclose(control, grad[name], atol=1e-5)
 
 
 def test_the_first_round_is_fedavg_with_equal_weights() -> None:
@@ -82,9 +82,9 @@ def test_a_local_step_and_the_new_control_by_hand() -> None:
     mail = Inbox({SERVER: Down(start, common)})
     up = engine.play(method.update, 1, {"c0": mail})["c0"].message
     x, y = world.party("c0").data.all()
-    slope = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))(start)
+    grad = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))(start)
     for name in start:
-        moved = start[name] - 0.5 * (slope[name] - own[name] + common[name])
+        moved = start[name] - 0.5 * (grad[name] - own[name] + common[name])
         control = own[name] - common[name] + (start[name] - moved) / (1 * 0.5)
         assert torch.allclose(up.weights[name], moved, atol=1e-6)
         assert torch.allclose(engine.states["c0"].control[name], control, atol=1e-5)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Batch, Weights
 from fedstill.core.errors import BadValue, StepError
 from fedstill.core.node import SERVER
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.vhl import VHL, Mixed, Virtual
 from fedstill.parts.losses import supervised_contrastive
@@ -98,8 +98,8 @@ def test_virtual_features_stand_still_in_the_first_contrastive_term() -> None:
         virtual = Batch(images, torch.tensor([0, 1, 2, 0]))
         return method.aligned(model, weights, Mixed(real, virtual, torch.tensor(1.0)))
 
-    slope = torch.func.grad(loss)(torch.randn(4, 1, 8, 8))
-    assert torch.equal(slope, torch.zeros_like(slope))
+    grad = torch.func.grad(loss)(torch.randn(4, 1, 8, 8))
+    assert torch.equal(grad, torch.zeros_like(grad))
 
 
 def test_alignment_counts_in_the_first_local_epochs_only() -> None:

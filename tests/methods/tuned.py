@@ -8,7 +8,7 @@ import torch
 
 from fedstill.core import Method, Weights
 from fedstill.core.node import SERVER, Inbox, Node
-from fedstill.engines.in_process import InProcess
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from worlds import World, finished, played
 

@@ -57,17 +57,17 @@ def test_resnet_stages_are_four_groups_and_the_pooled_vector() -> None:
 def test_the_large_stem_divides_by_four_and_the_bridge_reads_4608_numbers() -> None:
     for stem, last in (("small", 12), ("imagenet", 3)):
         model = ResNet18((3, 96, 96), 2, stem=stem, bridge=True)  # type: ignore[arg-type]
-        assert model.laws()["bridge.weight"].shape == (512, 4608)
-        assert model.laws()["head.weight"].shape == (2, 512)
+        assert model.initial()["bridge.weight"].shape == (512, 4608)
+        assert model.initial()["head.weight"].shape == (2, 512)
         with torch.no_grad():
             maps = model.stages(model.init(0), noise(1, 3, 96, 96))
         assert shapes(maps)[3:] == [(512, last, last), (512,)]
 
 
 def test_the_bridge_and_the_stem_change_only_their_own_tensors() -> None:
-    plain = ResNet18((3, 32, 32), 10).laws()
-    bridged = ResNet18((3, 32, 32), 10, bridge=True).laws()
-    large = ResNet18((3, 64, 64), 10, stem="imagenet").laws()
+    plain = ResNet18((3, 32, 32), 10).initial()
+    bridged = ResNet18((3, 32, 32), 10, bridge=True).initial()
+    large = ResNet18((3, 64, 64), 10, stem="imagenet").initial()
     assert bridged.keys() - plain.keys() == {"bridge.weight", "bridge.bias"}
     assert {name for name in plain if plain[name] != large[name]} == {"stem.conv.weight"}
 
@@ -131,7 +131,7 @@ def test_resnet_with_batch_norm_follows_the_framework_for_three_steps() -> None:
         for step in range(3):
             x = 1 + 2 * noise(4, 3, 16, 16, name=step)
             notes: Weights = {}
-            ours = model.learning(notes).logits(weights, x)
+            ours = model.train(notes).logits(weights, x)
             torch.testing.assert_close(ours, theirs(x), atol=1e-4, rtol=1e-3)
             weights = weights | notes
         for name, value in theirs.state_dict().items():
@@ -147,7 +147,7 @@ def test_batch_norm_statistics_of_stacked_clients_are_each_clients_own() -> None
 
     def seen(weights: Weights, x: Tensor) -> Weights:
         notes: Weights = {}
-        model.learning(notes).logits(weights, x)
+        model.train(notes).logits(weights, x)
         return notes
 
     weights = [model.init(seed) for seed in range(2)]

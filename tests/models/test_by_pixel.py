@@ -34,13 +34,13 @@ def told(model: Model) -> tuple[list[Tensor], dict[str, Tensor], Weights]:
     moving = {name: t.requires_grad_() for name, t in weights.items() if "running" not in name}
     x = noise(6, *model.shape).to(DEVICE).requires_grad_()
     notes: Weights = {}
-    learning = model.learning(notes)
+    learning = model.train(notes)
     maps = learning.stages(weights | moving, x)
     logits = learning.head(weights, maps[-1].flatten(1))
     loss = torch.nn.functional.cross_entropy(logits, torch.arange(6, device=DEVICE) % 5)
     wanted = {"x": x, **moving}
-    slopes = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True)
-    return maps, dict(zip(wanted, slopes, strict=True)), notes
+    grads = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True)
+    return maps, dict(zip(wanted, grads, strict=True)), notes
 
 
 @pytest.mark.parametrize("model", NETWORKS, ids=repr)
@@ -51,7 +51,7 @@ def test_a_pass_and_its_gradient_are_those_of_the_plain_operations(
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr("fedstill.models.by_pixel.half_will_do", lambda x: half)
-    maps, slopes, notes = told(model)
+    maps, grads, notes = told(model)
     monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: False)
     exact_maps, exact, exact_notes = told(model)
     for one, other in zip(maps, exact_maps, strict=True):
@@ -59,7 +59,7 @@ def test_a_pass_and_its_gradient_are_those_of_the_plain_operations(
         assert torch.allclose(one, other, atol=0.02 if half else 1e-4)
     floor = 1e-3 if half else 1e-5  # of sums that are nothing but rounding
     for name, other in exact.items():
-        one, size = slopes[name], float(other.norm())
+        one, size = grads[name], float(other.norm())
         assert one.dtype == torch.float32 and one.is_contiguous()
         assert float((one - other).norm()) <= (0.15 if half else 1e-3) * size + floor, name
     assert notes.keys() == exact_notes.keys()

@@ -68,7 +68,7 @@ def test_batch_norm_statistics_follow_the_frameworks_for_three_steps() -> None:
     for step in range(3):
         x = 2 + 3 * noise(6, 3, 8, 8, name=step)
         notes: Weights = {}
-        ours = model.learning(notes).logits(weights, x)
+        ours = model.train(notes).logits(weights, x)
         torch.testing.assert_close(ours, theirs(x), atol=1e-5, rtol=1e-4)
         assert len(notes) == 4
         weights = weights | notes
@@ -83,14 +83,14 @@ def test_batch_norm_statistics_follow_the_frameworks_for_three_steps() -> None:
 def test_evaluation_writes_no_statistics() -> None:
     model = ConvNet((3, 8, 8), 5, depth=2, width=8, norm="batch")
     notes: Weights = {}
-    model.learning(notes).evaluating.logits(model.init(0), noise(2, 3, 8, 8))
+    model.train(notes).evaluating.logits(model.init(0), noise(2, 3, 8, 8))
     assert notes == {}
 
 
 def test_a_watched_network_is_at_rest_and_notes_what_its_norms_see() -> None:
     model = ConvNet((3, 8, 8), 5, depth=2, width=8, norm="batch")
     weights, x, notes = model.init(0), noise(4, 3, 8, 8), {}
-    torch.testing.assert_close(model.watched(notes).logits(weights, x), model.logits(weights, x))
+    torch.testing.assert_close(model.recording(notes).logits(weights, x), model.logits(weights, x))
     maps = torch.nn.functional.conv2d(x, weights["conv0.weight"], weights["conv0.bias"], padding=1)
     torch.testing.assert_close(notes["norm0.running_mean"], maps.mean((0, 2, 3)))
     torch.testing.assert_close(notes["norm0.running_var"], maps.var((0, 2, 3), unbiased=False))
@@ -109,14 +109,14 @@ def test_kernels_give_what_the_operations_give(
 
     def outputs() -> list[Tensor]:
         logits = model(weights, x)
-        slopes = torch.autograd.grad(
+        grads = torch.autograd.grad(
             logits.square().sum(), [x, *weights.values()], create_graph=True, materialize_grads=True
         )
-        (second,) = torch.autograd.grad(slopes[0].square().sum(), [x])
+        (second,) = torch.autograd.grad(grads[0].square().sum(), [x])
         with torch.no_grad():
             still = model(weights, x)
         plain = torch.autograd.grad(model(weights, x).square().sum(), [x])
-        return [logits, still, *slopes, *plain, second]
+        return [logits, still, *grads, *plain, second]
 
     fused = outputs()
     monkeypatch.setattr("fedstill.core.gpu.kernels", lambda module: None)
@@ -142,8 +142,8 @@ def test_a_coarse_pass_is_the_pass_rounded_to_half_precision(
     rough = torch.autograd.grad(model(weights, x).square().sum(), moving, materialize_grads=True)
     monkeypatch.setattr("fedstill.core.precision._now", "single")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    slopes = torch.autograd.grad(model(weights, x).square().sum(), moving, materialize_grads=True)
-    for one, other in zip(rough, slopes, strict=True):
+    grads = torch.autograd.grad(model(weights, x).square().sum(), moving, materialize_grads=True)
+    for one, other in zip(rough, grads, strict=True):
         assert float((one - other).norm()) <= 0.1 * float(other.norm()) + 1e-6
 
 
@@ -155,7 +155,7 @@ def test_the_first_block_as_one_kernel_is_its_operations_rounded(
     shape: tuple[int, int, int], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    kernels = pytest.importorskip("fedstill.models.half_kernels")
+    kernels = pytest.importorskip("fedstill.kernels.half_blocks")
     padding = 3 if shape == (1, 28, 28) else 1
     x = (2 + torch.randn(5, *shape, generator=generator(0))).cuda().requires_grad_()
     weight = 0.2 * noise(width, shape[0], 3, 3).cuda()
@@ -170,8 +170,8 @@ def test_the_first_block_as_one_kernel_is_its_operations_rounded(
     assert torch.allclose(found.float(), exact, atol=0.01)
     told = torch.randn(exact.shape, generator=generator(2)).cuda()
     rough = torch.autograd.grad(found, x, told.half())[0]
-    slopes = torch.autograd.grad(exact, x, told)[0]
-    assert float((rough - slopes).norm()) <= 0.05 * float(slopes.norm())
+    grads = torch.autograd.grad(exact, x, told)[0]
+    assert float((rough - grads).norm()) <= 0.05 * float(grads.norm())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -181,7 +181,7 @@ def test_the_first_block_as_one_kernel_takes_images_of_hardly_more_than_one_colo
     level: float, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    kernels = pytest.importorskip("fedstill.models.half_kernels")
+    kernels = pytest.importorskip("fedstill.kernels.half_blocks")
     x = (level + spread * noise(3, 3, 32, 32)).cuda().requires_grad_()
     weight = 0.2 * noise(40, 3, 3, 3, name=1).cuda()
     scale, shift = 1 + 0.1 * noise(40).cuda(), 0.1 * noise(40, name=2).cuda()
@@ -192,8 +192,8 @@ def test_the_first_block_as_one_kernel_takes_images_of_hardly_more_than_one_colo
     assert torch.allclose(found.float(), exact, atol=0.01)
     told = noise(*exact.shape, name=3).cuda()
     rough = torch.autograd.grad(found, x, told.half())[0]
-    slopes = torch.autograd.grad(exact, x, told)[0]
-    assert float((rough - slopes).norm()) <= 0.05 * float(slopes.norm())
+    grads = torch.autograd.grad(exact, x, told)[0]
+    assert float((rough - grads).norm()) <= 0.05 * float(grads.norm())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -215,15 +215,15 @@ def test_features_alone_are_the_last_of_all_stages_in_half_precision(
 
 
 def test_a_gradient_of_a_gradient_is_refused_where_gains_would_spoil_it() -> None:
-    kernels = pytest.importorskip("fedstill.models.half_kernels")
+    kernels = pytest.importorskip("fedstill.kernels.half_blocks")
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     maps = noise(2, 8, 4, 4).cuda().half().requires_grad_()
     ones = torch.ones(8, device="cuda")
     out = kernels.norm_relu_pool(maps, ones, ones, last=True).square().sum()
-    (slope,) = torch.autograd.grad(out, maps, create_graph=True)
+    (grad,) = torch.autograd.grad(out, maps, create_graph=True)
     with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
-        torch.autograd.grad(slope.sum(), maps)
+        torch.autograd.grad(grad.sum(), maps)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -243,9 +243,9 @@ def test_a_network_that_is_trained_alone_is_a_stack_of_one(monkeypatch: pytest.M
     for name, one in zip(weights, alone, strict=True):
         assert torch.allclose(one, among[name][0], rtol=1e-3, atol=1e-3 * float(one.abs().max()))
     x = x.requires_grad_()
-    (slope,) = torch.autograd.grad(loss(moving, x), x, create_graph=True)
+    (grad,) = torch.autograd.grad(loss(moving, x), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
-        torch.autograd.grad(slope.sum(), x)
+        torch.autograd.grad(grad.sum(), x)
 
 
 def test_features_are_the_flattened_last_stage() -> None:

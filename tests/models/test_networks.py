@@ -66,7 +66,7 @@ def test_a_network_has_the_floats_and_features_of_the_papers(
     model: Model, features: int, floats: int
 ) -> None:
     assert model.floats() == {"parameters": floats, "buffers": 0}
-    assert model.laws()["head.weight"].shape == (model.classes, features)
+    assert model.initial()["head.weight"].shape == (model.classes, features)
 
 
 @pytest.mark.parametrize("model", [TABLE[2][0], TABLE[5][0], TABLE[7][0]], ids=repr)
@@ -79,7 +79,7 @@ def test_features_and_logits_have_the_announced_sizes(model: Model) -> None:
 
 @pytest.mark.parametrize("model", SMALL, ids=repr)
 def test_a_network_stacked_over_clients_equals_the_networks_one_by_one(model: Model) -> None:
-    learner = model.learning()
+    learner = model.train()
 
     def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return learner.logits(weights, x).square().mean()
@@ -97,7 +97,7 @@ def test_a_network_stacked_over_clients_equals_the_networks_one_by_one(model: Mo
 
 @pytest.mark.parametrize("model", SMALL, ids=repr)
 def test_every_parameter_but_a_bias_before_a_norm_has_a_gradient(model: Model) -> None:
-    learner = model.learning()
+    learner = model.train()
     slopes = grad(lambda w, x: learner.logits(w, x).square().sum())(model.init(0), images(model, 4))
     for name, slope in slopes.items():
         assert slope.isfinite().all()
@@ -140,7 +140,7 @@ def test_layers_start_by_the_default_law_of_the_framework() -> None:
 )
 def test_an_image_too_small_for_a_network_is_named(model: Model, words: str) -> None:
     with pytest.raises(BadValue, match=words):
-        model.laws()
+        model.initial()
     with pytest.raises(BadValue, match=words):
         model.init(0)
 

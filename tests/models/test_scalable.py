@@ -12,7 +12,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.models import MLP, MODELS, Conv4, ConvNet, PreResNet18
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable
-from fedstill.parts.submodels import Part, cover, extract, random_units
+from fedstill.parts.submodels import SubModel, cover, extract, random_units
 
 RATES = [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]
 TABLE = [
@@ -45,7 +45,7 @@ def test_a_narrowed_network_has_the_floats_of_the_papers(
 ) -> None:
     found = [model.narrowed(rate).floats() for rate in RATES]
     assert found == [{"parameters": count, "buffers": 0} for count in floats]
-    features = [model.narrowed(rate).laws()["head.weight"].shape[1] for rate in RATES]
+    features = [model.narrowed(rate).initial()["head.weight"].shape[1] for rate in RATES]
     assert features == [512 * rate for rate in RATES]
 
 
@@ -56,7 +56,7 @@ def test_every_tensor_of_a_part_has_the_shape_of_the_narrowed_network(model: Sca
         small = model.narrowed(rate)
         part = extract(model, whole, random_units(small, generator(1)))
         shapes = {name: tuple(tensor.shape) for name, tensor in part.items()}
-        assert shapes == {name: law.shape for name, law in small.laws().items()}
+        assert shapes == {name: law.shape for name, law in small.initial().items()}
 
 
 @pytest.mark.parametrize("model", [m for m in SMALL if getattr(m, "norm", "") != "layer"], ids=repr)
@@ -69,7 +69,7 @@ def test_a_part_says_what_the_network_says_whose_other_units_are_dead(model: Sca
     units = random_units(small, generator(5))
     part = extract(model, whole, units)
     dead = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
-    among = cover(model, dead, [Part(part, units, 1.0)])
+    among = cover(model, dead, [SubModel(part, units, 1.0)])
     x = images(model)
     said, expected = model(among, x), small(part, x)
     assert torch.allclose(said, expected, atol=1e-5)
@@ -78,7 +78,7 @@ def test_a_part_says_what_the_network_says_whose_other_units_are_dead(model: Sca
 
 @pytest.mark.parametrize("model", SMALL, ids=repr)
 def test_every_layer_is_wired_and_images_and_classes_are_no_streams(model: Scalable) -> None:
-    layers = {name.rpartition(".")[0] for name in model.laws()}
+    layers = {name.rpartition(".")[0] for name in model.initial()}
     assert layers <= set(model.wiring())
     named = {stream for streams in model.wiring().values() for stream in streams}
     assert named == {*model.streams(), CLASSES, IMAGE}
@@ -102,10 +102,10 @@ def test_the_scaler_works_in_training_alone(model: Scalable) -> None:
     weights, x = plain.init(0), images(model)
     assert torch.equal(plain(weights, x), scaled(weights, x))
     assert torch.equal(scaled.scaled(x), x)
-    assert torch.equal(scaled.learning().scaled(x), x / 0.5)
-    assert torch.equal(plain.learning().scaled(x), x)
-    whole = model.narrowed(1.0, scaler=True).learning()
-    assert torch.equal(whole(model.init(0), x), model.learning()(model.init(0), x))
+    assert torch.equal(scaled.train().scaled(x), x / 0.5)
+    assert torch.equal(plain.train().scaled(x), x)
+    whole = model.narrowed(1.0, scaler=True).train()
+    assert torch.equal(whole(model.init(0), x), model.train()(model.init(0), x))
 
 
 def test_the_scaler_divides_what_every_hidden_layer_makes() -> None:
@@ -116,7 +116,7 @@ def test_the_scaler_divides_what_every_hidden_layer_makes() -> None:
     }
     x = images(model)
     # Without biases ReLU layers are homogeneous: two divisions by 1/4 are a factor of 16.
-    assert torch.allclose(model.learning()(weights, x), 16 * model(weights, x), atol=1e-5)
+    assert torch.allclose(model.train()(weights, x), 16 * model(weights, x), atol=1e-5)
 
 
 def test_static_norm_goes_by_the_batch_and_keeps_nothing() -> None:
@@ -125,9 +125,9 @@ def test_static_norm_goes_by_the_batch_and_keeps_nothing() -> None:
     weights, x = model.init(0), images(model)
     assert model.floats()["buffers"] == 0
     notes: dict[str, Tensor] = {}
-    trained = model.learning(notes)(weights, x)
+    trained = model.train(notes)(weights, x)
     assert notes == {}
-    assert torch.equal(trained, batch.learning()(batch.init(0), x))
+    assert torch.equal(trained, batch.train()(batch.init(0), x))
     assert torch.equal(model(weights, x), trained)
 
 
@@ -136,13 +136,13 @@ def test_static_norm_is_evaluated_with_statistics_where_weights_hold_them() -> N
     batch = ConvNet((2, 8, 8), 3, depth=1, width=4, norm="batch")
     weights, x = model.init(0), images(model, 7)
     notes: dict[str, Tensor] = {}
-    model.watched(notes)(weights, x)
+    model.recording(notes)(weights, x)
     seen = torch.conv2d(x, weights["conv0.weight"], weights["conv0.bias"], padding=1)
     assert torch.allclose(notes["norm0.running_mean"], seen.mean((0, 2, 3)), atol=1e-6)
     assert torch.allclose(notes["norm0.running_var"], seen.var((0, 2, 3)), atol=1e-6)
     held = {**weights, **notes}
     assert torch.equal(model(held, x[:2]), batch(held, x[:2]))
-    assert torch.equal(model.learning()(held, x), model.learning()(weights, x))
+    assert torch.equal(model.train()(held, x), model.train()(weights, x))
 
 
 def test_a_share_of_units_is_rounded_up_but_not_by_rounding_errors() -> None:

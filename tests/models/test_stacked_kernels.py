@@ -36,7 +36,7 @@ def images(model: ConvNet, count: int, device: str = "cuda") -> tuple[Tensor, Te
     return x.to(device), y.to(device)
 
 
-def slopes(model: ConvNet, weights: Weights, x: Tensor, y: Tensor, dims: Any = (0, 0)) -> Any:
+def grads(model: ConvNet, weights: Weights, x: Tensor, y: Tensor, dims: Any = (0, 0)) -> Any:
     """Gradients of weights and images, and the stages."""
 
     def loss(weights: Weights, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -73,9 +73,9 @@ def test_gradients_of_a_stack_are_those_of_single_precision_rounded(
     if shared == "weights":
         weights, dims = {name: tensor[0] for name, tensor in weights.items()}, (None, 0)
     precisely("half")
-    (rough, of_x), maps = slopes(model, weights, x, y, dims)
+    (rough, of_x), maps = grads(model, weights, x, y, dims)
     precisely("single")
-    (exact, of_exact), stages = slopes(model, weights, x, y, dims)
+    (exact, of_exact), stages = grads(model, weights, x, y, dims)
     for one, other in zip(maps, stages, strict=True):
         assert not torch.equal(one, other) and torch.allclose(one, other, atol=0.02)
     for name, other in (exact | {"x": of_exact}).items():
@@ -89,8 +89,8 @@ def test_the_kernels_give_the_same_bits_twice(precisely: Any) -> None:
     model = ConvNet((3, 32, 32), 10, width=32)
     weights, (x, y) = stack(model), images(model, 10)
     precisely("half")
-    (one, of_one), _ = slopes(model, weights, x, y)
-    (other, of_other), _ = slopes(model, weights, x, y)
+    (one, of_one), _ = grads(model, weights, x, y)
+    (other, of_other), _ = grads(model, weights, x, y)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert torch.equal(of_one, of_other)
 
@@ -100,11 +100,11 @@ def test_a_stack_is_recorded_in_a_graph(precisely: Any) -> None:
     model = ConvNet((3, 16, 16), 10, depth=2, width=16)
     weights, (x, y) = stack(model), images(model, 4)
     precisely("half")
-    (expected, _), _ = slopes(model, weights, x, y)
+    (expected, _), _ = grads(model, weights, x, y)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (found, _), _ = slopes(model, weights, x, y)
+        (found, _), _ = grads(model, weights, x, y)
     graph.replay()
     for name in ("conv0.weight", "conv1.weight", "norm0.weight", "norm1.bias"):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-5)

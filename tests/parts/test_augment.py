@@ -422,7 +422,7 @@ def test_what_kernels_cannot_take_goes_by_the_operations(
         monkeypatch.setattr("fedstill.core.gpu.kernels", _no_kernels)
     else:
         pytest.importorskip("triton")
-        monkeypatch.setattr("fedstill.parts.augment_kernels.apply", _no_kernels)
+        monkeypatch.setattr("fedstill.kernels.augment.apply", _no_kernels)
     out = unsuitable(device)[kind]()
     torch.testing.assert_close(out.cpu(), expected, atol=1e-2, rtol=1e-2)
 

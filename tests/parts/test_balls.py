@@ -74,7 +74,7 @@ def test_statistics_are_neither_measured_nor_moved() -> None:
 def test_the_network_of_a_step_does_not_depend_on_what_was_asked_before(
     pool: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedstill.parts.pools.size", lambda numbers, device: pool)
+    monkeypatch.setattr("fedstill.parts.random_networks.size", lambda numbers, device: pool)
     model = ConvNet((1, 8, 8), 2, width=4)
     centre = model.init(0)
     one, other = (balls.networks(node(model), centre, 2.0) for _ in range(2))

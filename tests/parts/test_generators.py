@@ -117,16 +117,16 @@ def test_generators_can_be_stacked_and_have_slopes(network: Generator) -> None:
     for weights, found in zip(pool, together, strict=True):
         assert torch.allclose(network(weights, noise, labels), found, atol=1e-5)
     first = pool[0]
-    slope = torch.func.grad(lambda w: network({**first, **w}, noise, labels).square().sum())(
+    grad = torch.func.grad(lambda w: network({**first, **w}, noise, labels).square().sum())(
         algebra.parameters(first)
     )
-    moved = {name for name, tensor in slope.items() if tensor.abs().sum() > 0}
-    assert {name for name in slope if name.endswith("weight")} <= moved
+    moved = {name for name, tensor in grad.items() if tensor.abs().sum() > 0}
+    assert {name for name in grad if name.endswith("weight")} <= moved
 
 
 def test_training_a_feature_generator_notes_new_statistics() -> None:
     network, notes = FeatureGenerator((5,), 3, hidden=6), {}
-    made(network.learning(notes))
+    made(network.train(notes))
     assert notes.keys() == {"norm.running_mean", "norm.running_var"}
 
 

@@ -50,7 +50,7 @@ def test_the_layers_below_start_as_they_do_without_a_projection(base: Model) -> 
 
 @pytest.mark.parametrize("base", SMALL, ids=repr)
 def test_stacked_networks_equal_the_networks_one_by_one(base: Model) -> None:
-    learner = projected(base, 6, 4).learning()
+    learner = projected(base, 6, 4).train()
     weights = [learner.init(seed) for seed in range(2)]
     x = torch.stack([images(base, 3, client) for client in range(2)])
     slope = grad(lambda w, x: learner(w, x).square().mean())
@@ -65,16 +65,16 @@ def test_statistics_below_are_noted_in_training_and_used_in_evaluation() -> None
     model, x = projected(base, 4), images(base, 9)
     weights = model.init(0)
     notes: dict[str, Tensor] = {}
-    trained = model.learning(notes).features(weights, x)
+    trained = model.train(notes).features(weights, x)
     assert {name.rsplit(".", 1)[1] for name in notes} == {"running_mean", "running_var"}
-    assert not torch.equal(trained, model.learning().evaluating.features(weights, x))
-    assert torch.equal(model.features(weights, x), model.learning().evaluating.features(weights, x))
+    assert not torch.equal(trained, model.train().evaluating.features(weights, x))
+    assert torch.equal(model.features(weights, x), model.train().evaluating.features(weights, x))
 
 
 def test_projected_networks_are_values_that_can_be_compared_and_hashed() -> None:
     base = SMALL[1]
     assert projected(base, 4) == projected(base.on("cpu"), 4)
-    assert projected(base.learning(), 4).evaluating == projected(base, 4)
+    assert projected(base.train(), 4).evaluating == projected(base, 4)
     assert projected(base, 4) != projected(base, 5) != projected(SMALL[2], 5)
     assert len({projected(base, 4), projected(base, 4)}) == 1
 

@@ -44,7 +44,7 @@ def test_images_have_the_size_that_was_asked_for(
 ) -> None:
     maker = kind(shape, 3, width=8)  # type: ignore[call-arg]
     weights, noise = begun(maker)
-    for mode in (maker, maker.learning({})):
+    for mode in (maker, maker.train({})):
         images = mode(weights, noise, LABELS)
         assert images.shape == (5, *shape)
         assert torch.isfinite(images).all()
@@ -97,11 +97,11 @@ def test_ranges_are_those_of_the_last_layer() -> None:
         maker = kind((1, 8, 8), 3, width=8)
         weights, noise = begun(maker)
         loud = {name: 50 * tensor for name, tensor in weights.items()}
-        images = maker.learning({})(loud, noise, LABELS)
+        images = maker.train({})(loud, noise, LABELS)
         assert low <= images.min() and images.max() <= high
     maker = Conditioned((2, 8, 8), 3, width=8)
     weights, noise = begun(maker)
-    images = maker.learning({})(weights, noise, LABELS)
+    images = maker.train({})(weights, noise, LABELS)
     assert torch.allclose(images.mean((0, 2, 3)), torch.zeros(2), atol=1e-5)
     # The norm adds 1e-5 to a variance that may be small.
     assert torch.allclose(images.var((0, 2, 3), unbiased=False), torch.ones(2), atol=0.1)
@@ -120,7 +120,7 @@ def test_in_training_the_norms_note_new_statistics(kind: type[ImageGenerator]) -
     maker = kind((1, 16, 16), 3, width=8)  # type: ignore[call-arg]
     weights, noise = begun(maker)
     notes: Weights = {}
-    maker.learning(notes)(weights, noise, LABELS)
+    maker.train(notes)(weights, noise, LABELS)
     assert set(notes) == {name for name in weights if "running" in name} != set()
 
 

@@ -99,8 +99,8 @@ def test_lengths_of_features_do_not_matter() -> None:
 def test_the_slope_of_the_contrastive_loss_is_finite(labels: list[int]) -> None:
     features = rows(len(labels)).float()
     features[0] = 0  # a dead feature vector
-    slope = torch.func.grad(lambda f: supervised_contrastive(f, torch.tensor(labels)))(features)
-    assert torch.isfinite(slope).all()
+    grad = torch.func.grad(lambda f: supervised_contrastive(f, torch.tensor(labels)))(features)
+    assert torch.isfinite(grad).all()
 
 
 def test_a_single_row_loses_nothing() -> None:
@@ -147,8 +147,8 @@ def test_the_discrepancy_equals_plain_loops_and_is_symmetric(sizes: tuple[int, i
 
 def test_a_set_of_equal_points_has_a_finite_discrepancy() -> None:
     same = torch.ones(3, 2)
-    slope = torch.func.grad(lambda x: mmd(x, same))(same)
-    assert torch.isfinite(slope).all() and float(mmd(same, same)) == 0
+    grad = torch.func.grad(lambda x: mmd(x, same))(same)
+    assert torch.isfinite(grad).all() and float(mmd(same, same)) == 0
 
 
 def test_class_discrepancy_is_summed_over_classes_that_both_have() -> None:
@@ -191,8 +191,8 @@ def test_diversity_equals_plain_loops_and_has_a_slope() -> None:
             far = float((noise[i] - noise[j]).square().mean())
             total += far * float((outputs[i] - outputs[j]).abs().mean())
     assert float(diversity(noise, outputs)) == pytest.approx(math.exp(-total / 36))
-    slope = torch.func.grad(lambda x: diversity(noise, x))(outputs)
-    assert torch.isfinite(slope).all() and slope.abs().sum() > 0
+    grad = torch.func.grad(lambda x: diversity(noise, x))(outputs)
+    assert torch.isfinite(grad).all() and grad.abs().sum() > 0
     images = outputs.reshape(6, 7, 1)
     assert float(diversity(noise, images)) == pytest.approx(float(diversity(noise, outputs)))
 
@@ -376,10 +376,10 @@ def test_a_dead_logit_or_a_single_row_gives_neither_nan_nor_a_slope(count: int) 
     student[:, 1] = 2.5
     student.requires_grad_()
     loss = cross_correlation(student, rows(count, "teacher", 3), off_diagonal=0.0051)
-    (slope,) = torch.autograd.grad(loss, student)
-    assert torch.isfinite(loss) and torch.isfinite(slope).all()
+    (grad,) = torch.autograd.grad(loss, student)
+    assert torch.isfinite(loss) and torch.isfinite(grad).all()
     if count == 1:
-        assert float(slope.abs().max()) == 0.0
+        assert float(grad.abs().max()) == 0.0
 
 
 # Distillation without data
@@ -433,13 +433,13 @@ def test_an_empty_selection_has_no_loss_and_no_slope() -> None:
         right = torch.tensor([[3.0, 0, 0]] * 3)
         stacked = torch.stack([right, 2 * right])
         assert loss(right, right).item() == 0
-        slopes = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)))(stacked, stacked)
-        for slope in slopes:
-            assert (slope == 0).all()
+        grads = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)))(stacked, stacked)
+        for grad in grads:
+            assert (grad == 0).all()
 
 
 def test_transferability_passes_gradients_through_both_or_the_ensemble_alone() -> None:
-    def slopes(detached: bool) -> tuple[Tensor, Tensor]:
+    def grads(detached: bool) -> tuple[Tensor, Tensor]:
         def loss(student: Tensor, teacher: Tensor) -> Tensor:
             return transferability(
                 student, teacher, LABELS, selection="all", temperature=1.0, detached=detached
@@ -448,8 +448,8 @@ def test_transferability_passes_gradients_through_both_or_the_ensemble_alone() -
         both: tuple[Tensor, Tensor] = torch.func.grad(loss, argnums=(0, 1))(STUDENT, TEACHER)
         return both
 
-    assert all(slope.abs().sum() > 0 for slope in slopes(False))
-    student, teacher = slopes(True)
+    assert all(grad.abs().sum() > 0 for grad in grads(False))
+    student, teacher = grads(True)
     assert not student.any() and teacher.abs().sum() > 0
 
 
@@ -476,6 +476,6 @@ def test_the_statistics_gap_sums_norms_over_layers() -> None:
     own = {"a.running_mean": torch.tensor([0.0, 0]), "a.running_var": torch.tensor([1.0, 1])}
     seen = {"a.running_mean": torch.tensor([3.0, 4]), "a.running_var": torch.tensor([1.0, 3])}
     assert float(statistics_gap(seen, own)) == 7
-    slope = torch.func.grad(lambda mean: statistics_gap({"a.running_mean": mean}, own))
-    assert slope(own["a.running_mean"]).tolist() == [0, 0]  # finite where nothing is apart
+    grad = torch.func.grad(lambda mean: statistics_gap({"a.running_mean": mean}, own))
+    assert grad(own["a.running_mean"]).tolist() == [0, 0]  # finite where nothing is apart
     assert float(statistics_gap({}, own)) == 0

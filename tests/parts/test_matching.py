@@ -12,10 +12,10 @@ from fedstill.core.seeds import generator
 from fedstill.models import MLP, ConvNet
 from fedstill.parts.matching import (
     GradientMatching,
+    grad,
     gradient_distance,
     loss_on,
     path_distance,
-    slope,
     squared_distance,
 )
 from worlds import finished
@@ -78,7 +78,7 @@ def test_squared_and_path_distance_by_hand() -> None:
 def test_a_slope_is_what_autograd_finds_and_skips_statistics() -> None:
     model = ConvNet((1, 8, 8), 3, depth=1, width=2, norm="batch")
     weights, (x, y) = model.init(3), examples()
-    found = slope(loss_on(model, Batch(x.float(), y)), weights)
+    found = grad(loss_on(model, Batch(x.float(), y)), weights)
     names = [name for name in weights if "running" not in name]
     assert list(found) == names
     leaves = {name: weights[name].clone().requires_grad_() for name in names}
@@ -92,19 +92,19 @@ def test_a_slope_of_a_linear_softmax_model_is_known() -> None:
     model = MLP((2,), 2, hidden=())
     weights = {"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}
     x, y = torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1])
-    found = slope(loss_on(model, Batch(x, y)), weights)
+    found = grad(loss_on(model, Batch(x, y)), weights)
     # The mean over examples of (softmax - one-hot) ⊗ x, softmax being a half.
     assert found["head.weight"].tolist() == [[-0.25, 1.0], [0.25, -1.0]]
     assert found["head.bias"].tolist() == [0, 0]
 
 
 def apart(x: Tensor, y: Tensor, weights: Weights, target: Weights) -> Tensor:
-    return gradient_distance(slope(loss_on(TINY, Batch(x, y)), weights), target)
+    return gradient_distance(grad(loss_on(TINY, Batch(x, y)), weights), target)
 
 
 def test_the_second_derivative_on_images_agrees_with_finite_differences() -> None:
     weights, (x, y) = double(TINY.init(1)), examples(3)
-    target = slope(loss_on(TINY, examples(5, "others")), weights)
+    target = grad(loss_on(TINY, examples(5, "others")), weights)
     found = torch.func.grad(lambda images: apart(images, y, weights, target))(x)
     leaf = x.clone().requires_grad_()
     (same,) = torch.autograd.grad(apart(leaf, y, weights, target), leaf)
@@ -124,7 +124,7 @@ def test_the_second_derivative_on_images_agrees_with_finite_differences() -> Non
 
 def test_one_step_of_gradient_matching_goes_down_the_distance() -> None:
     weights, ours = double(TINY.init(1)), examples(3)
-    target = slope(loss_on(TINY, examples(5, "others")), weights)
+    target = grad(loss_on(TINY, examples(5, "others")), weights)
     sets = {"a": ours, "b": Batch(ours.x + 1, ours.y)}
     made = finished(GradientMatching(1, 0.3, 0.5).matched(TINY, sets, weights, target))
     for name, (x, y) in sets.items():
@@ -135,7 +135,7 @@ def test_one_step_of_gradient_matching_goes_down_the_distance() -> None:
 
 def test_gradient_matching_brings_gradients_nearer_and_does_not_mind_their_length() -> None:
     weights, ours = double(TINY.init(1)), {"only": examples(3)}
-    target = slope(loss_on(TINY, examples(5, "others")), weights)
+    target = grad(loss_on(TINY, examples(5, "others")), weights)
     matching = GradientMatching(20, 1.0, 0.5)
     (x, y) = finished(matching.matched(TINY, ours, weights, target))["only"]
     before = apart(*ours["only"], weights, target)

@@ -16,7 +16,7 @@ def test_opinions_are_logits_in_evaluation_mode_in_the_order_of_the_data(
     monkeypatch.setattr(module, "CHUNK", 7)  # does not divide the set
     world = pictures(norm="batch")
     weights = world.server_model.init(0)
-    said = opinions(world.server_model.learning({}), weights, world.public)
+    said = opinions(world.server_model.train({}), weights, world.public)
     assert torch.allclose(said, world.server_model(weights, world.public.all().x), atol=1e-6)
     assert not said.requires_grad
 

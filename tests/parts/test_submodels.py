@@ -12,7 +12,7 @@ from fedstill.models import MLP, ConvNet, PreResNet18, ResNet18
 from fedstill.models.scalable import Scalable
 from fedstill.parts.submodels import (
     CLASSES,
-    Part,
+    SubModel,
     Units,
     cover,
     extract,
@@ -51,7 +51,7 @@ def test_cut_out_and_put_back_is_the_identity_on_what_is_covered(model: Scalable
     for rate in (1, 0.5, 0.2):
         for units in all_rules(model.narrowed(rate)):
             part = moved(extract(model, whole, units), 1.0)
-            back = cover(model, whole, [Part(part, units, 3.0)])
+            back = cover(model, whole, [SubModel(part, units, 3.0)])
             assert same(extract(model, back, units), part)
 
 
@@ -62,8 +62,8 @@ def test_entries_that_nobody_holds_stay(model: Scalable) -> None:
         part = extract(model, whole, units)
         ones = {name: torch.ones_like(tensor) for name, tensor in part.items()}
         zeros = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
-        held = cover(model, zeros, [Part(ones, units, 1.0)])
-        back = cover(model, whole, [Part(moved(part, 1.0), units, 1.0)])
+        held = cover(model, zeros, [SubModel(ones, units, 1.0)])
+        back = cover(model, whole, [SubModel(moved(part, 1.0), units, 1.0)])
         for name, tensor in whole.items():
             assert int(held[name].sum()) == part[name].numel()
             assert torch.equal(back[name][held[name] == 0], tensor[held[name] == 0]), name
@@ -81,10 +81,10 @@ def test_the_mean_over_holders_by_hand() -> None:
     model = MLP((1,), 2, hidden=(3,))
     before = {name: torch.full_like(tensor, 9.0) for name, tensor in model.init(0).items()}
 
-    def part(kept: list[int], value: float, share: float) -> Part:
+    def part(kept: list[int], value: float, share: float) -> SubModel:
         units = {"layer0": torch.tensor(kept)}
         sized = extract(model, before, units)
-        return Part({n: torch.full_like(t, value) for n, t in sized.items()}, units, share)
+        return SubModel({n: torch.full_like(t, value) for n, t in sized.items()}, units, share)
 
     after = cover(model, before, [part([0, 1], 1.0, 3.0), part([0], 5.0, 1.0)])
     # Unit 0: (3·1 + 1·5) / 4; unit 1: its only holder's; unit 2: nobody's.
@@ -98,7 +98,7 @@ def test_a_holder_that_counts_nothing_changes_nothing() -> None:
     model = MLP((1,), 2, hidden=(3,))
     whole, units = model.init(0), first_units(model.narrowed(0.3))
     part = moved(extract(model, whole, units), 1.0)
-    assert same(cover(model, whole, [Part(part, units, 0.0)]), whole)
+    assert same(cover(model, whole, [SubModel(part, units, 0.0)]), whole)
 
 
 def test_a_unit_of_a_flattened_map_has_all_its_pixels() -> None:
@@ -210,5 +210,7 @@ def test_covering_works_where_the_weights_are(device: str = "cpu") -> None:
     model = NETS[1]
     whole = {name: tensor.to(device) for name, tensor in model.init(0).items()}
     units = random_units(model.narrowed(0.5), generator(1))
-    back: dict[str, Tensor] = cover(model, whole, [Part(extract(model, whole, units), units, 1.0)])
+    back: dict[str, Tensor] = cover(
+        model, whole, [SubModel(extract(model, whole, units), units, 1.0)]
+    )
     assert same(back, whole)

@@ -70,13 +70,13 @@ def still(images: Tensor) -> augment.Draws:
     return augment.draw(generator(0), "none", groups=len(images), image=SHAPE[1:])
 
 
-def slope(matching: Matching, images: Tensor, share: Tensor, real: Tensor) -> Tensor:
+def grad(matching: Matching, images: Tensor, share: Tensor, real: Tensor) -> Tensor:
     """The gradient of the matching loss on images, real examples being equally weighted."""
     equal = torch.full(real.shape[:2], 1 / real.shape[1])
     emphasis = torch.ones(2 if matching.outputs == "both" else 1)
     batch = Iteration(real, equal, network(), emphasis, still(images), "none")
     return torch.func.grad(
-        lambda x: matching.objective(LINEAR.learning(), x, batch, images_share=share)
+        lambda x: matching.objective(LINEAR.train(), x, batch, images_share=share)
     )(images)
 
 
@@ -86,7 +86,7 @@ def some(*shape: int) -> Tensor:
 
 def test_the_gradient_of_feature_matching_is_twice_the_difference_of_means_over_n() -> None:
     images, real = some(3, 4, *SHAPE), some(3, 9, *SHAPE)
-    found = slope(Matching(outputs="features"), images, torch.full((3, 4), 1 / 4), real)
+    found = grad(Matching(outputs="features"), images, torch.full((3, 4), 1 / 4), real)
     gap = images.mean(1) - real.mean(1)  # [class, ...]
     expected = (2 * gap / 4).unsqueeze(1).expand(images.shape)
     assert torch.allclose(found, expected, atol=1e-6)
@@ -94,7 +94,7 @@ def test_the_gradient_of_feature_matching_is_twice_the_difference_of_means_over_
 
 def test_the_gradient_of_logit_matching_is_pulled_back_through_the_linear_map() -> None:
     images, real = some(2, 5, *SHAPE), some(2, 7, *SHAPE)
-    found = slope(Matching(outputs="logits"), images, torch.full((2, 5), 1 / 5), real)
+    found = grad(Matching(outputs="logits"), images, torch.full((2, 5), 1 / 5), real)
     jacobian = network()["head.weight"]  # [logit, pixel]
     gap = (images.mean(1) - real.mean(1)).flatten(1)  # the bias cancels
     expected = 2 * gap @ jacobian.T @ jacobian / 5  # [class, pixel]
@@ -103,8 +103,8 @@ def test_the_gradient_of_logit_matching_is_pulled_back_through_the_linear_map() 
 
 def test_matching_both_outputs_adds_the_two_gradients() -> None:
     images, real, share = some(2, 5, *SHAPE), some(2, 7, *SHAPE), torch.full((2, 5), 1 / 5)
-    parts = [slope(Matching(outputs=o), images, share, real) for o in ("features", "logits")]
-    both = slope(Matching(outputs="both"), images, share, real)
+    parts = [grad(Matching(outputs=o), images, share, real) for o in ("features", "logits")]
+    both = grad(Matching(outputs="both"), images, share, real)
     assert torch.allclose(both, parts[0] + parts[1], atol=1e-6)
 
 
@@ -139,17 +139,17 @@ def test_empty_places_that_are_left_out_change_nothing(outputs: Any) -> None:
     found = packed(share)
     assert found is not None and len(found.kept) < 24
     equal = torch.full((3, 2), 0.5)
-    slopes = [
+    grads = [
         torch.func.grad(lambda x, batch=batch: matching.objective(model, x, batch, equal))(images)
         for batch in (whole, whole._replace(packing=found))
     ]
-    assert torch.allclose(*slopes, atol=1e-6) and slopes[0].abs().max() > 0.01
+    assert torch.allclose(*grads, atol=1e-6) and grads[0].abs().max() > 0.01
 
 
 def test_a_class_with_fewer_images_has_its_own_n_and_empty_places_no_gradient() -> None:
     images, real = some(2, 4, *SHAPE), some(2, 6, *SHAPE)
     share = torch.tensor([[1 / 4] * 4, [1 / 2, 1 / 2, 0, 0]])
-    found = slope(Matching(outputs="features"), images, share, real)
+    found = grad(Matching(outputs="features"), images, share, real)
     gaps = [images[0].mean(0) - real[0].mean(0), images[1, :2].mean(0) - real[1].mean(0)]
     assert torch.allclose(found[0], (2 * gaps[0] / 4).expand(4, *SHAPE), atol=1e-6)
     assert torch.allclose(found[1, :2], (2 * gaps[1] / 2).expand(2, *SHAPE), atol=1e-6)
@@ -308,9 +308,9 @@ def test_the_norm_is_the_root_of_the_squared_distance_and_has_a_slope_at_zero() 
     left, right = [torch.tensor([[3.0, 4.0], [1.0, 1.0]])], [torch.tensor([[0.0, 0.0], [1.0, 1.0]])]
     assert distances(left, right, "squared").tolist() == [[25, 0]]
     assert distances(left, right, "norm")[0].tolist() == pytest.approx([5, 1e-6])
-    slopes = torch.func.grad(lambda x: distances([x], right, "norm").sum())(left[0])
-    assert slopes[0].tolist() == pytest.approx([3 / 5, 4 / 5])  # of unit length
-    assert slopes[1].tolist() == [0, 0]
+    grads = torch.func.grad(lambda x: distances([x], right, "norm").sum())(left[0])
+    assert grads[0].tolist() == pytest.approx([3 / 5, 4 / 5])  # of unit length
+    assert grads[1].tolist() == [0, 0]
 
 
 # Where a set starts
@@ -379,12 +379,12 @@ class Shelf:
         self.kept[key] = record
 
 
-def warm(store: Shelf | None = None, matching: Matching | None = None, **changes: Any) -> Any:
+def warm(cache: Shelf | None = None, matching: Matching | None = None, **changes: Any) -> Any:
     """The set that a client warms up; changes are those of its surroundings."""
     given: dict[str, Any] = {"data": pictures([6, 4, 0, 0]), "model": LINEAR, "seed": 0, **changes}
     start, per_class = given.pop("start", "statistics"), given.pop("per_class", 2)
     under = given.pop("under", None)
-    client = Node(given.pop("id", "c0"), 0, None, step="warm_up", store=store, **given)
+    client = Node(given.pop("id", "c0"), 0, None, step="warm_up", cache=cache, **given)
     matching = matching or Matching(steps=3, lr=0.1, real_batch=3)
     return finished(warmed_up(client, matching, start, per_class, under))
 
@@ -457,7 +457,7 @@ def test_the_convnet_for_an_image_has_three_blocks_or_as_many_as_can_be_pooled(
 ) -> None:
     made = convnet_for(MLP(shape, 4))
     assert made == ConvNet(shape, 4, depth=depth, width=128, norm="instance")
-    assert made.laws()
+    assert made.initial()
 
 
 def test_a_vector_has_no_convnet() -> None:

@@ -58,8 +58,8 @@ def test_gradients_reach_the_images_through_logits_and_gaps() -> None:
         return ensemble.logits_and_gaps(stacks, x)[which].sum()
 
     for which in (0, 1):
-        slope = torch.func.grad(lambda x, which=which: loss(x, which))(images())
-        assert torch.isfinite(slope).all() and slope.abs().sum() > 0
+        grad = torch.func.grad(lambda x, which=which: loss(x, which))(images())
+        assert torch.isfinite(grad).all() and grad.abs().sum() > 0
 
 
 def test_networks_without_batch_norm_have_no_gap() -> None:

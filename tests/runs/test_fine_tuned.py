@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedstill import runs
 from fedstill.logbook.reader import read_run
-from fedstill.toml import toml_text
+from fedstill.recipe.toml import toml_text
+from fedstill.runs import session as runs
 from small_recipes import CONVNET, fedstill, images_recipe, last_weights, tables
 
 LITTLE: dict[str, Any] = {

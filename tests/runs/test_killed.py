@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from fedstill import runs
-from fedstill.config import Recipe, checked, read_recipe
 from fedstill.federation import checkpoint
 from fedstill.logbook.writer import FolderLog
+from fedstill.recipe.check import checked
+from fedstill.recipe.read import read_recipe
+from fedstill.recipe.tables import Recipe
+from fedstill.runs import session as runs
 from small_recipes import FEDDM, fedstill, images_recipe, last_weights, metrics
 
 KILLS = 10  # of each method
@@ -61,7 +63,7 @@ def killed(function: Any, arguments: tuple[Any, ...], folder: Path, seconds: flo
     The server it is forked from has imported everything, so that ten kills take seconds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedstill.runs"])
+    context.set_forkserver_preload(["fedstill.runs.session"])
     before = opened(folder)
     process = context.Process(target=function, args=arguments)
     process.start()

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedstill import runs
-from fedstill.config import Recipe, checked
 from fedstill.core.errors import RecipeError
 from fedstill.federation import checkpoint
 from fedstill.logbook.reader import read_run
+from fedstill.recipe.check import checked
+from fedstill.recipe.tables import Recipe
 from fedstill.report.tables import comparison
+from fedstill.runs import session as runs
 from small_recipes import fedstill, last_weights, metrics, tables, write_client, write_recipe
 
 METHODS: dict[str, dict[str, Any]] = {

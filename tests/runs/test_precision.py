@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from fedstill import runs
-from fedstill.build import half_notes
-from fedstill.config import checked
 from fedstill.models import MLP, AlexNet, ConvNet
+from fedstill.recipe.build import half_notes
+from fedstill.recipe.check import checked
+from fedstill.runs import session as runs
 from small_recipes import tables
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill import runs
-from fedstill.build import Built
-from fedstill.config import checked
 from fedstill.core.errors import DataError, FedstillError, RecipeError
 from fedstill.core.node import SERVER
 from fedstill.logbook.reader import read_run
-from fedstill.toml import toml_text
+from fedstill.recipe.build import Built
+from fedstill.recipe.check import checked
+from fedstill.recipe.toml import toml_text
+from fedstill.runs import session as runs
 from small_recipes import CLIENTS, fedstill, last_weights, metrics, tables, write_client
 
 FEDDF: dict[str, Any] = {"name": "feddf", "lr": 0.05, "distil_steps": 3, "distil_batch": 10}

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill import pictures, runs
-from fedstill.config import Recipe, checked, read_recipe
 from fedstill.core import Inbox, Node, Step, at_server
 from fedstill.methods import METHODS
 from fedstill.methods.fedavg import FedAvg, Global
+from fedstill.recipe.check import checked
+from fedstill.recipe.read import read_recipe
+from fedstill.recipe.tables import Recipe
+from fedstill.runs import pictures
+from fedstill.runs import session as runs
 from small_recipes import (
     CLIENTS,
     FEDDM,

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill import runs
-from fedstill.build import LIGHT, chosen_threads, engine_name, work
-from fedstill.config import EngineTable, checked
 from fedstill.models import MLP, MODELS, ConvNet
+from fedstill.recipe.build import LIGHT, chosen_threads, engine_name, work
+from fedstill.recipe.check import checked
+from fedstill.recipe.tables import EngineTable
+from fedstill.runs import session as runs
 from small_recipes import tables
 
 CPU = torch.device("cpu")

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill import runs
-from fedstill.build import Built
-from fedstill.config import Recipe, checked
 from fedstill.core.errors import RecipeError
 from fedstill.core.node import SERVER
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
-from fedstill.toml import toml_text
+from fedstill.recipe.build import Built
+from fedstill.recipe.check import checked
+from fedstill.recipe.tables import Recipe
+from fedstill.recipe.toml import toml_text
+from fedstill.runs import session as runs
 from small_recipes import CLASSES, CLIENTS, CONVNET, fedstill, last_weights, metrics, tables
 
 VIRTUAL: dict[str, Any] = {"per_class": 2, "warm_up_steps": 2, "real_batch": 8}
@@ -73,8 +74,8 @@ def test_clients_learn_from_their_sets_and_are_tested_on_real_examples(tmp_path:
 def test_the_second_method_finds_the_sets_that_the_first_one_made(tmp_path: Path) -> None:
     first = Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
     second = Built(recipe(tmp_path, {"name": "scaffold", **LOCAL}))
-    assert (first.store.made, first.store.found) == (3, 0)
-    assert (second.store.made, second.store.found) == (0, 3)
+    assert (first.cache.made, first.cache.found) == (3, 0)
+    assert (second.cache.made, second.cache.found) == (0, 3)
     assert any("3 sets made, 0 found" in note for note in first.notes)
     assert any("0 sets made, 3 found" in note for note in second.notes)
     for client in CLIENTS:
@@ -87,13 +88,13 @@ def test_a_method_that_distils_itself_finds_the_same_sets(tmp_path: Path) -> Non
     Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}, pixel_lr=1))
     ours = Built(recipe(tmp_path, {"name": "fedlgd", **LOCAL, "refine_every": 0}, pixel_lr=1))
     played(ours)
-    assert (ours.store.made, ours.store.found) == (0, 3)
+    assert (ours.cache.made, ours.cache.found) == (0, 3)
 
 
 def test_other_values_make_other_sets(tmp_path: Path) -> None:
     Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
     other = Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}, warm_up_steps=3))
-    assert (other.store.made, other.store.found) == (3, 0)
+    assert (other.cache.made, other.cache.found) == (3, 0)
 
 
 def test_sets_matched_under_convnets_serve_clients_of_every_architecture(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_sets_matched_under_convnets_serve_clients_of_every_architecture(tmp_pat
     first = built(dict(CONVNET), warm_up_network="convnet")
     mixed = built({"name": "mlp"}, warm_up_network="convnet")
     own = built({"name": "mlp"})
-    assert [(b.store.made, b.store.found) for b in (first, mixed, own)] == [(3, 0), (0, 3), (3, 0)]
+    assert [(b.cache.made, b.cache.found) for b in (first, mixed, own)] == [(3, 0), (0, 3), (3, 0)]
 
 
 def test_fedlgd_finds_the_sets_that_were_matched_under_convnets(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_fedlgd_finds_the_sets_that_were_matched_under_convnets(tmp_path: Path) 
     values = {"name": "fedlgd", **LOCAL, "refine_every": 0}
     ours = Built(recipe(tmp_path, values, warm_up_network="convnet"))
     played(ours)
-    assert (ours.store.made, ours.store.found) == (0, 3)
+    assert (ours.cache.made, ours.cache.found) == (0, 3)
 
 
 def test_fedlgd_without_refinement_is_uniform_fedavg_on_virtual_data(tmp_path: Path) -> None:

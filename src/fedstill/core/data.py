@@ -54,7 +54,7 @@ class Pool:
             and self.mean is not None
             and self.std is not None
             and self.mean.shape == self.std.shape == channels
-            and (kernels := gpu.kernels("core.gather_kernels")) is not None
+            and (kernels := gpu.kernels("kernels.gather")) is not None
         ):
             found: Tensor = kernels.taken(self.stored, rows, self.mean, self.std)
             return found
@@ -69,7 +69,7 @@ class Pool:
 
     def all(self) -> Data:
         """Everything in this pool."""
-        return Data((Part(self, torch.arange(len(self.stored), device=self.stored.device)),))
+        return Data((Rows(self, torch.arange(len(self.stored), device=self.stored.device)),))
 
     def to(self, device: torch.device | str) -> Pool:
         moved = [t if t is None else t.to(device) for t in (self.mean, self.std)]
@@ -85,7 +85,7 @@ def chosen(table: Tensor, rows: Tensor) -> Tensor:
     return table.index_select(0, rows.reshape(-1)).reshape(rows.shape + table.shape[1:])
 
 
-class Part(NamedTuple):
+class Rows(NamedTuple):
     """The examples of one pool that belong to somebody."""
 
     pool: Pool
@@ -121,7 +121,7 @@ def stacked_by_shape(items: Sequence[B]) -> list[tuple[list[int], B]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Made(Batches[B]):
+class Lazy(Batches[B]):
     """Batches made by a function of the step number; `many` makes those of some steps stacked."""
 
     steps: int
@@ -183,7 +183,7 @@ class Gathering:
 
     def __init__(self, plans: Sequence[Plan]):
         parts = [plan.data.parts[0] for plan in plans]
-        self.pools = [part.pool for part in parts]
+        self.random_networks = [part.pool for part in parts]
         self.sizes = [[len(row) for row in plan.rows] for plan in plans]
         held = [
             chosen(part.rows, torch.cat(plan.rows))
@@ -200,7 +200,7 @@ class Gathering:
     def __call__(self, active: int, step: int) -> list[tuple[list[int], Batch]]:
         groups: dict[tuple[int, int], list[int]] = {}
         for place in range(active):
-            key = (id(self.pools[place]), self.sizes[place][step])
+            key = (id(self.random_networks[place]), self.sizes[place][step])
             groups.setdefault(key, []).append(place)
         gathered = []
         for (_, size), places in groups.items():
@@ -210,7 +210,7 @@ class Gathering:
             else:
                 begins = begins[torch.tensor(places, device=begins.device)]
             rows = chosen(self.rows, begins.unsqueeze(1) + self.counts[:size])
-            gathered.append((places, self.pools[places[0]].take(rows)))
+            gathered.append((places, self.random_networks[places[0]].take(rows)))
         return merged(gathered)
 
 
@@ -221,9 +221,9 @@ def merged(groups: Sequence[tuple[list[int], B]]) -> list[tuple[list[int], B]]:
         row = trees.map_tensors(lambda tensor: tensor[0], stacked)
         kinds.setdefault(trees.shape(row), []).append((places, stacked))
     joined = []
-    for kin in kinds.values():
-        places = [place for group, _ in kin for place in group]
-        parts = [stacked for _, stacked in kin]
+    for stackable in kinds.values():
+        places = [place for group, _ in stackable for place in group]
+        parts = [stacked for _, stacked in stackable]
         whole = (
             parts[0]
             if len(parts) == 1
@@ -237,7 +237,7 @@ def merged(groups: Sequence[tuple[list[int], B]]) -> list[tuple[list[int], B]]:
 class Data:
     """A party's examples: parts of one or more resident pools."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Rows, ...] = ()
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor) -> Data:
@@ -307,7 +307,7 @@ class Data:
         """The examples at `index`, in that order."""
         if len(self.parts) == 1:
             pool, rows = self.parts[0]
-            return Data((Part(pool, rows[index]),))
+            return Data((Rows(pool, rows[index]),))
         return Data.of(*self.take(index))
 
     def batches(

@@ -31,7 +31,7 @@ class Gradient(Protocol):
 class Loop(Generic[C]):
     """`carry, loss = body(carry, given, batch, gradient)` for each batch; awaitable.
 
-    A step awaits it and an engine runs it: alone, or together with the loops of its kin.
+    A step awaits it and an engine runs it: alone, or together with others that can be stacked.
     """
 
     body: Callable[[C, Given, Any, Gradient], tuple[C, Tensor]]
@@ -74,14 +74,14 @@ class Descent:
 
         def scored(candidate: Any) -> tuple[Tensor, Weights]:
             notes: Weights = {}
-            model = self.model.learning(notes)
+            model = self.model.train(notes)
             loss = self.objective(model, joined(value, candidate), batch, **given)
             return loss, notes
 
         if self.privacy is not None:
             gradient = self.privacy.operator(gradient, batch)
-        slope, loss, notes = gradient(scored, moving)
-        moving, memory = self.optimizer.step(moving, slope, memory)
+        grad, loss, notes = gradient(scored, moving)
+        moving, memory = self.optimizer.step(moving, grad, memory)
         value = joined(value, {**moving, **notes} if notes else moving)
         if self.project is not None:
             value = self.project(value, **given)

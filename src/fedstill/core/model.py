@@ -20,7 +20,7 @@ from fedstill.core.seeds import generator
 Norm = Literal["instance", "batch", "static", "layer", "group", "none"]
 
 
-class Law(NamedTuple):
+class Initial(NamedTuple):
     """How one tensor of a network starts: its shape and the distribution of its entries."""
 
     shape: tuple[int, ...]
@@ -43,37 +43,39 @@ class Law(NamedTuple):
         return fill(shape, device=device)
 
 
-Laws = dict[str, Law]
+Initials = dict[str, Initial]
 
 
-def linear_laws(name: str, inputs: int, outputs: int) -> Laws:
+def linear_initial(name: str, inputs: int, outputs: int) -> Initials:
     """Weight and bias of a linear layer, by the framework's default law (uniform in 1/√inputs)."""
     bound = 1 / math.sqrt(inputs)
     return {
-        f"{name}.weight": Law((outputs, inputs), "uniform", bound),
-        f"{name}.bias": Law((outputs,), "uniform", bound),
+        f"{name}.weight": Initial((outputs, inputs), "uniform", bound),
+        f"{name}.bias": Initial((outputs,), "uniform", bound),
     }
 
 
-def conv_laws(name: str, inputs: int, outputs: int, kernel: int, *, bias: bool = True) -> Laws:
+def conv_initial(
+    name: str, inputs: int, outputs: int, kernel: int, *, bias: bool = True
+) -> Initials:
     """Weight (and bias) of a square convolution, by the framework's default law."""
     bound = 1 / math.sqrt(inputs * kernel * kernel)
-    laws = {f"{name}.weight": Law((outputs, inputs, kernel, kernel), "uniform", bound)}
+    initial = {f"{name}.weight": Initial((outputs, inputs, kernel, kernel), "uniform", bound)}
     if bias:
-        laws[f"{name}.bias"] = Law((outputs,), "uniform", bound)
-    return laws
+        initial[f"{name}.bias"] = Initial((outputs,), "uniform", bound)
+    return initial
 
 
-def norm_laws(name: str, channels: int, norm: Norm, shape: tuple[int, ...] = ()) -> Laws:
+def norm_initial(name: str, channels: int, norm: Norm, shape: tuple[int, ...] = ()) -> Initials:
     """Affine parameters and statistics of a norm layer; `shape` is the map's, for layer norm."""
     if norm == "none":
         return {}
     affine = shape if norm == "layer" else (channels,)
-    laws = {f"{name}.weight": Law(affine, "ones"), f"{name}.bias": Law(affine, "zeros")}
+    initial = {f"{name}.weight": Initial(affine, "ones"), f"{name}.bias": Initial(affine, "zeros")}
     if norm == "batch":
-        laws[f"{name}.running_mean"] = Law((channels,), "zeros")
-        laws[f"{name}.running_var"] = Law((channels,), "ones")
-    return laws
+        initial[f"{name}.running_mean"] = Initial((channels,), "zeros")
+        initial[f"{name}.running_var"] = Initial((channels,), "ones")
+    return initial
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,18 @@ class Network:
     device: torch.device | str = field(default="cpu", kw_only=True, compare=False, repr=False)
     notes: Weights | None = field(default=None, kw_only=True, compare=False, repr=False)
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         """Every tensor of the network with its starting law, in a fixed order."""
         raise TypeError(f"{type(self).__name__} must define laws()")
 
     def init(self, seed: int) -> Weights:
         """Fresh weights, drawn on the host so that they do not depend on the device."""
         rng = generator(seed)
-        return {name: law.sample(rng).to(self.device) for name, law in self.laws().items()}
+        return {name: law.sample(rng).to(self.device) for name, law in self.initial().items()}
 
     def samples(self, rng: torch.Generator, count: int) -> list[Weights]:
         """Fresh weights of so many networks, drawn together on the generator's own device."""
-        drawn = {name: law.sample(rng, (count,)) for name, law in self.laws().items()}
+        drawn = {name: law.sample(rng, (count,)) for name, law in self.initial().items()}
         return [{name: tensor[i] for name, tensor in drawn.items()} for i in range(count)]
 
     @property
@@ -118,11 +120,11 @@ class Network:
         """The same network in evaluation mode."""
         return replace(self, training=False, notes=None)
 
-    def learning(self, notes: Weights | None = None) -> Self:
+    def train(self, notes: Weights | None = None) -> Self:
         """The same network in training mode; new statistics are put into `notes`."""
         return replace(self, training=True, notes=notes)
 
-    def watched(self, notes: Weights) -> Self:
+    def recording(self, notes: Weights) -> Self:
         """The same network in evaluation mode; statistics of what batch norms see go to `notes`.
 
         They stand under the names of the layers' own statistics. Gradients pass through those of
@@ -138,7 +140,7 @@ class Network:
     def floats(self) -> dict[str, int]:
         """Numbers by kind: `parameters` and `buffers`."""
         sizes = {"parameters": 0, "buffers": 0}
-        for name, law in self.laws().items():
+        for name, law in self.initial().items():
             sizes["buffers" if is_buffer(name) else "parameters"] += math.prod(law.shape)
         return sizes
 

@@ -48,7 +48,7 @@ class Addressed(dict[NodeId, M], Generic[M]):
     """A different message for each hearer."""
 
 
-class Store(Protocol):
+class Cache(Protocol):
     """Results worth keeping between runs, by a key that says what made them."""
 
     def find(self, key: str, kind: type[R]) -> R | None: ...
@@ -76,7 +76,7 @@ class Node(Generic[S]):
         seed: int = 0,
         step: str = "",
         device: torch.device | str = "cpu",
-        store: Store | None = None,
+        cache: Cache | None = None,
     ):
         self.id = id
         self.round = round
@@ -87,7 +87,7 @@ class Node(Generic[S]):
         self.models = models or {}
         self.graph = graph or {}
         self.device = torch.device(device)
-        self.store = store
+        self.cache = cache
         self.numbers: dict[str, float | Tensor] = {}
         self.spent: list[Any] = []
         self.rejected: dict[NodeId, str] = {}

@@ -55,13 +55,13 @@ class SGD:
         columns = trees.columns([value, gradient, memory] if self.momentum else [value, gradient])
         if not columns:  # nothing to move
             return value, memory
-        moving, slopes, *speeds = (list(column) for column in zip(*columns, strict=True))
+        moving, grads, *speeds = (list(column) for column in zip(*columns, strict=True))
         if self.weight_decay:
-            slopes = _sum(slopes, _times(moving, self.weight_decay))
+            grads = _sum(grads, _times(moving, self.weight_decay))
         if self.momentum:
-            slopes = _sum(_times(speeds[0], self.momentum), slopes)
-            memory = trees.with_tensors(value, slopes)
-        return trees.with_tensors(value, _sum(moving, _times(slopes, -self.lr))), memory
+            grads = _sum(_times(speeds[0], self.momentum), grads)
+            memory = trees.with_tensors(value, grads)
+        return trees.with_tensors(value, _sum(moving, _times(grads, -self.lr))), memory
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Adam:
         return value, {"first": first, "second": second, "count": count}
 
 
-Fall = Literal["constant", "halfway", "cosine"]
+Schedule = Literal["constant", "halfway", "cosine"]
 
 
 @dataclass(frozen=True)
-class Falling:
+class Scheduled:
     """Another optimiser whose rate falls: its steps are shortened to a share that falls.
 
     `halfway`: to a tenth after half of the steps; `cosine`: to zero along half a cosine. A step of
@@ -110,9 +110,9 @@ class Falling:
     """
 
     base: Optimizer
-    # Later steps are as the last. It lives in the memory: loops of other lengths are kin.
+    # Later steps are as the last. It lives in the memory: loops of other lengths can be stacked.
     steps: int = field(compare=False)
-    fall: Fall = "cosine"
+    fall: Schedule = "cosine"
 
     def start(self, value: Any) -> Any:
         count = torch.zeros((), device=trees.tensors(value)[0].device)
@@ -129,9 +129,9 @@ class Falling:
         return value, {**memory, "base": kept, "count": memory["count"] + 1}
 
 
-def falling(base: Optimizer, steps: int, fall: Fall) -> Optimizer:
+def scheduled(base: Optimizer, steps: int, fall: Schedule) -> Optimizer:
     """The optimiser with its rate falling over so many steps; itself when the rate is constant."""
-    return base if fall == "constant" else Falling(base, steps, fall)
+    return base if fall == "constant" else Scheduled(base, steps, fall)
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,8 @@ def autograd_gradient(
         loss, notes = function(trees.with_tensors(value, leaves))
         if not loss.requires_grad:  # it depends on no leaf; torch.func gives zeros here
             return algebra.zeros(value), loss, trees.detach(notes)
-        slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    return trees.with_tensors(value, slopes), loss.detach(), trees.detach(notes)
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return trees.with_tensors(value, grads), loss.detach(), trees.detach(notes)
 
 
 def functional_gradient(
@@ -113,5 +113,5 @@ def functional_gradient(
         loss, notes = function(trees.with_tensors(value, leaves))
         return loss, (loss, notes)
 
-    slopes, (loss, notes) = torch.func.grad(of_leaves, has_aux=True)(trees.tensors(value))
-    return trees.with_tensors(value, slopes), loss, notes
+    grads, (loss, notes) = torch.func.grad(of_leaves, has_aux=True)(trees.tensors(value))
+    return trees.with_tensors(value, grads), loss, notes

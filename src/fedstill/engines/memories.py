@@ -89,7 +89,7 @@ class Memories(MutableMapping[NodeId, State | None]):
         return [node for node, held in self._held.items() if isinstance(held, Asleep)]
 
     @contextmanager
-    def lying_in(self, folder: Path) -> Iterator[None]:
+    def spilling_to(self, folder: Path) -> Iterator[None]:
         """Put files here; what an earlier run left is deleted first, and all of it at the end."""
         shutil.rmtree(folder, ignore_errors=True)
         self.folder = folder

@@ -37,7 +37,7 @@ _REPLACED = ".replaced"
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _LONGEST = 200  # characters of a file name; most file systems take 255
 
-Line = dict[str, Any]  # of the index: file, sha256 and the memory's class, of one node
+Transport = dict[str, Any]  # of the index: file, sha256 and the memory's class, of one node
 Kinds = Mapping[str, type[State]] | Callable[[NodeId], type[State] | None]
 """Which memory a node has: by the name of its class, or by a function of the node."""
 
@@ -86,7 +86,7 @@ def write(
         _delete(draft)
         draft.mkdir()
         known = _unchanged(draft, base, [node for node in states if node not in changed])
-        nodes: dict[NodeId, Line] = {}
+        nodes: dict[NodeId, Transport] = {}
         blank: list[NodeId] = []  # those who have acted and remember nothing
         for node in states:
             if node in known:
@@ -168,7 +168,7 @@ def read_latest(
     return None
 
 
-def _unchanged(draft: Path, base: Path | None, nodes: Iterable[NodeId]) -> dict[NodeId, Line]:
+def _unchanged(draft: Path, base: Path | None, nodes: Iterable[NodeId]) -> dict[NodeId, Transport]:
     """The lines of those whose files could be shared with an earlier checkpoint."""
     if base is None:
         return {}
@@ -189,7 +189,7 @@ def _linked(file: Path, folder: Path) -> bool:
     return True
 
 
-def _write_state(folder: Path, node: NodeId, state: State) -> Line:
+def _write_state(folder: Path, node: NodeId, state: State) -> Transport:
     data = codec.encode(state)
     name = file_name(node)
     _put(folder / name, data)
@@ -198,7 +198,7 @@ def _write_state(folder: Path, node: NodeId, state: State) -> Line:
 
 
 def _read_state(
-    path: Path, node: NodeId, line: Line, kinds: Kinds, device: torch.device | str
+    path: Path, node: NodeId, line: Transport, kinds: Kinds, device: torch.device | str
 ) -> State | None:
     if line["state"] is None:
         return None

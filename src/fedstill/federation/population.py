@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from numpy.typing import NDArray
 
-from fedstill.core.data import Data, Part, Pool
+from fedstill.core.data import Data, Pool, Rows
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
@@ -80,7 +80,7 @@ class Population:
         site = self._sites[node]
         data = self._learning.get(node)
         if data is None:
-            data = Data((Part(self._pool(site.pool, site), self._rows(site.rows)),))
+            data = Data((Rows(self._pool(site.pool, site), self._rows(site.rows)),))
         return Party(data, self._test(site), self.models[node])
 
     def _test(self, site: Site) -> Data:

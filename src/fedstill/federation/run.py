@@ -11,8 +11,8 @@ from typing import Any
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
+from fedstill.engines.allocator import memory_kept
 from fedstill.engines.engine import Engine, Outcome
-from fedstill.engines.host import memory_kept
 from fedstill.federation.evaluate import evaluate
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.post import Post

@@ -46,7 +46,7 @@ class Global(State):
     """What the server remembers."""
 
     weights: Weights
-    pools: tuple[Examples, ...]
+    random_networks: tuple[Examples, ...]
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Centralised(Method):
     @at_clients
     def hand_over(self, client: Node[None], inbox: Inbox[Never]) -> Examples:
         """Send all training examples."""
-        pools = [part.pool for part in client.data.parts]
-        if len(pools) == 1:
-            (pool,), rows = pools, client.data.parts[0].rows
+        random_networks = [part.pool for part in client.data.parts]
+        if len(random_networks) == 1:
+            (pool,), rows = random_networks, client.data.parts[0].rows
             return Examples(pool.stored[rows], pool.labels[rows], pool.mean, pool.std)
         everything = client.data.all()
         return Examples(everything.x, everything.y, None, None)
@@ -85,13 +85,13 @@ class Centralised(Method):
     @at_server
     def collect(self, server: Node[Global], inbox: Inbox[Examples]) -> None:
         """Keep them."""
-        server.state = server.state.replace(pools=tuple(inbox.values()))
+        server.state = server.state.replace(random_networks=tuple(inbox.values()))
 
     @at_server
     async def learn(self, server: Node[Global], inbox: Inbox[Never]) -> None:
         """Train on the union."""
         union = Data()
-        for sent in server.state.pools:
+        for sent in server.state.random_networks:
             union += Pool(sent.stored, sent.labels, sent.mean, sent.std).all()
         batches = union.batches(self.batch_size, server.rng("order"), epochs=self.epochs)
         optimizer = SGD(self.lr, self.momentum, self.weight_decay)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Adam, Data, Inbox, Loop, Made, Model, Node, Weights
+from fedstill.core import Adam, Data, Inbox, Lazy, Loop, Model, Node, Weights
 from fedstill.core.loop import Descent, Given, Gradient, joined, moved_part
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
@@ -131,7 +131,7 @@ class Dense(GeneratorTuner):
 
     def passed(
         self, server: Node[Any], rng: torch.Generator, teaching: Teaching, pool: Data
-    ) -> Made[tuple[Lesson, ...]]:
+    ) -> Lazy[tuple[Lesson, ...]]:
         """Every image of the pool once, in a view of its own, and what clients say of it."""
         plan = pool.batches(self.generator_batch, rng)
         views = self.views(server, rng, self.generator_batch, len(plan))
@@ -141,7 +141,7 @@ class Dense(GeneratorTuner):
             images = augment.apply_each(images, views[step], only=VIEW)
             return (teaching.lesson_on(images, labels),)
 
-        return Made(len(plan), make)
+        return Lazy(len(plan), make)
 
     def views(
         self, server: Node[Any], rng: torch.Generator, images: int, steps: int
@@ -216,11 +216,11 @@ class Search:
             notes: Weights = {}
             value = joined(carry.value, candidate)
             here = batch._replace(noise=value["noise"])
-            view = self.room.view(self.maker.learning(notes), value, here, **given)
+            view = self.room.view(self.maker.train(notes), value, here, **given)
             return self.room.tuner.generator_loss(view), (notes, view.images.detach())
 
-        slope, loss, (notes, images) = gradient(scored, moved_part(carry.value))
-        moved, memory = self.optimizer.step(moved_part(carry.value), slope, carry.memory)
+        grad, loss, (notes, images) = gradient(scored, moved_part(carry.value))
+        moved, memory = self.optimizer.step(moved_part(carry.value), grad, carry.memory)
         better = loss < carry.lowest
         return Found(
             joined(carry.value, {**moved, **notes}),

@@ -18,7 +18,7 @@ from fedstill.core import (
     SGD,
     Batch,
     Inbox,
-    Made,
+    Lazy,
     Message,
     Model,
     Node,
@@ -98,7 +98,7 @@ class DeSA(Anchored):
         """Equation 7: cross-entropy + λ_REG · REG + λ_KD · KD."""
         features, logits = model.both(weights, batch.own.x)
         loss = cross_entropy(logits, batch.own.y)
-        quiet = model.learning()  # statistics of norm layers come from the first stream alone
+        quiet = model.train()  # statistics of norm layers come from the first stream alone
         if self.reg_weight and len(batch.lean.x):
             with torch.no_grad():  # own features come to the anchors', not these to them
                 lean = quiet.features(weights, batch.lean.x)
@@ -113,7 +113,7 @@ class DeSA(Anchored):
             loss = loss + self.kd_weight * kd
         return loss
 
-    def draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Made[Draw]:
+    def draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Lazy[Draw]:
         """Epochs over own examples and anchors, beside two streams of anchors alone."""
         anchors = client.state.known().together(client.model.shape, client.device)
         teacher, heard = teachers(client, inbox)

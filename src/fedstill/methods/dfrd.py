@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Inbox, Made, Model, Node, Weights, algebra
+from fedstill.core import Inbox, Lazy, Model, Node, Weights, algebra
 from fedstill.core.ranges import Fraction, NonNegative, Share
 from fedstill.methods.generator_tuner import GeneratorTuner
 from fedstill.parts.image_generators import Deconvolution, Merge
-from fedstill.parts.label_law import dynamic_shares, label_law
+from fedstill.parts.label_distribution import dynamic_shares, label_distribution
 from fedstill.parts.lessons import Drawn, Lesson, Teaching, View
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
 
@@ -90,7 +90,7 @@ class DFRD(GeneratorTuner):
     def lessons(
         self, server: Node[Any], rng: torch.Generator, teaching: Teaching, own: dict[str, Any],
         draws: Sequence[Drawn],
-    ) -> Made[tuple[Lesson, ...]]:  # fmt: skip
+    ) -> Lazy[tuple[Lesson, ...]]:  # fmt: skip
         """Images of the generator, and of the average with noise and labels of their own."""
         now = super().lessons(server, rng, teaching, own, draws)
         if not self.average_weight:
@@ -101,7 +101,7 @@ class DFRD(GeneratorTuner):
         def make(step: int) -> tuple[Lesson, ...]:
             return (*now[step], teaching.lesson(maker, own["average_generator"], others[step]))
 
-        return Made(len(draws), make)
+        return Lazy(len(draws), make)
 
     def drawn(
         self, server: Node[Any], rng: torch.Generator, law: Tensor, steps: int
@@ -114,7 +114,7 @@ class DFRD(GeneratorTuner):
     def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
         """Dynamic weighting and label sampling, from the labels used in this round."""
         assert counts is not None
-        return dynamic_shares(counts), label_law(counts)
+        return dynamic_shares(counts), label_distribution(counts)
 
     def generator(self, model: Model) -> Deconvolution:
         return self.made(Deconvolution, model, merge=self.merge)

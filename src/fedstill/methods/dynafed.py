@@ -17,7 +17,7 @@ from fedstill.core import (
     Adam,
     Data,
     Inbox,
-    Made,
+    Lazy,
     Model,
     Node,
     Weights,
@@ -33,7 +33,7 @@ from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws
 from fedstill.parts.losses import soft_cross_entropy
-from fedstill.parts.matching import path_distance, slope
+from fedstill.parts.matching import grad, path_distance
 from fedstill.parts.synthesis import (
     Labelled,
     augmentations,
@@ -131,7 +131,7 @@ class DynaFed(FedAvg):
         )
         return found["images"], found["labels"]
 
-    def stretches(self, server: Node[Global], path: tuple[Weights, ...]) -> Made[Stretch]:
+    def stretches(self, server: Node[Global], path: tuple[Weights, ...]) -> Lazy[Stretch]:
         """Random stretches of the path, with an augmentation for each inner step and image."""
         last = min(self.latest_start, len(path) - self.expert_steps - 1)
         places = torch.randint(
@@ -151,7 +151,7 @@ class DynaFed(FedAvg):
                 tuple(draws for _, draws in drawn), tuple(only for only, _ in drawn),
             )  # fmt: skip
 
-        return Made(self.synthesis_steps, make)
+        return Lazy(self.synthesis_steps, make)
 
     def off_the_path(self, model: Model, value: dict[str, Tensor], batch: Stretch) -> Tensor:
         """Equation 4: how far the set leads from the target, by the way to be gone."""
@@ -163,7 +163,7 @@ class DynaFed(FedAvg):
             def loss(w: Weights, x: Tensor = x, targets: Tensor = targets) -> Tensor:
                 return soft_cross_entropy(still(w, x), targets)
 
-            step = algebra.scale(slope(loss, weights), value["rate"])
+            step = algebra.scale(grad(loss, weights), value["rate"])
             weights = {**weights, **algebra.sub(algebra.parameters(weights), step)}
         return path_distance(weights, batch.target, batch.start)
 

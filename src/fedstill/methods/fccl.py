@@ -30,7 +30,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
-from fedstill.core.optim import Falling
+from fedstill.core.optim import Scheduled
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.parts.losses import cross_correlation, divergence
 from fedstill.parts.opinions import opinions
@@ -93,7 +93,7 @@ class FCCL(Method):
         """Train on the own examples; the result is the start and the intra-domain teacher."""
         epochs = self.pretrain_epochs
         batches = client.data.batches(self.batch_size, client.rng("order"), epochs=epochs)
-        optimizer = Falling(Adam(self.lr), len(batches))
+        optimizer = Scheduled(Adam(self.lr), len(batches))
         weights = await minimize(self.task, client.model, client.state.weights, batches, optimizer)
         client.state = Own(weights, weights)
 

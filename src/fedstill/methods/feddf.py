@@ -31,7 +31,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
-from fedstill.core.optim import Falling
+from fedstill.core.optim import Scheduled
 from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts.losses import divergence
@@ -128,7 +128,7 @@ class FedDF(FedAvg):
         """The student of an architecture after distillation from `start`."""
         order = server.rng("public order")
         batches = server.public.batches(self.distil_batch, order, steps=self.distil_steps)
-        optimizer = Falling(Adam(self.distil_lr), self.distil_steps)
+        optimizer = Scheduled(Adam(self.distil_lr), self.distil_steps)
         return await minimize(self.distance, model, start, batches, optimizer, ensemble=ensemble)
 
     def distance(self, model: Model, weights: Weights, batch: Batch, ensemble: Tensor) -> Tensor:

@@ -17,20 +17,20 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     SGD,
     Data,
-    Fall,
     Inbox,
     Message,
     Method,
     Model,
     Node,
     Positional,
+    Schedule,
     State,
     Step,
     Weights,
     at_clients,
     at_server,
-    falling,
     minimize,
+    scheduled,
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
@@ -97,7 +97,7 @@ class FedDM(Method):
     server_weight_decay: NonNegative = 5e-4
     server_epochs: Count = 500
     server_batch: Count = 256
-    server_fall: Fall = "cosine"  # of the server's rate, in each round
+    server_fall: Schedule = "cosine"  # of the server's rate, in each round
     server_augmentation: str = augment.DEFAULT
     server_operations: augment.Mode = "single"  # of the augmentation, in each batch
 
@@ -153,7 +153,7 @@ class FedDM(Method):
             self.server_augmentation, mode=self.server_operations,
         )  # fmt: skip
         sgd = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
-        optimizer = falling(sgd, len(batches), self.server_fall)
+        optimizer = scheduled(sgd, len(batches), self.server_fall)
         weights = await minimize(
             self.objective, server.model, centre, batches, optimizer,
             project=self.projected, centre=centre,

@@ -35,7 +35,7 @@ from fedstill.core import (
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
-from fedstill.parts.matching import GradientMatching, loss_on, slope
+from fedstill.parts.matching import GradientMatching, grad, loss_on
 from fedstill.parts.synthesis import (
     Labelled,
     Matching,
@@ -160,7 +160,7 @@ class FedDualMatch(Method):
         matching = GradientMatching(self.sampling_steps, self.sampling_lr, self.pixel_momentum)
         for sampling in range(self.samplings):
             network = ball(sampling)
-            target = slope(loss_on(server.model, uploaded), network)
+            target = grad(loss_on(server.model, uploaded), network)
             copies = await matching.matched(server.model, copies, network, target)
             if self.interleave:
                 both = [uploaded, *copies.values()]
@@ -172,8 +172,8 @@ class FedDualMatch(Method):
 
     def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
         """Equation 2: η · max_k ||∇L(w; S_k) - ∇L(w; S)||, kept within bounds."""
-        whole = slope(loss_on(model, union(sets)), centre)
-        ways = [algebra.sub(slope(loss_on(model, one), centre), whole) for one in sets]
+        whole = grad(loss_on(model, union(sets)), centre)
+        ways = [algebra.sub(grad(loss_on(model, one), centre), whole) for one in sets]
         longest = torch.stack([algebra.square(way) for way in ways]).max().sqrt()
         reach = self.radius_lr * float(longest)
         return min(max(reach, self.lowest_radius), self.first_radius)

@@ -20,7 +20,7 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.generator_tuner import GeneratorTuner
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
-from fedstill.parts.label_law import dynamic_shares, label_law
+from fedstill.parts.label_distribution import dynamic_shares, label_distribution
 from fedstill.parts.lessons import Lesson, View
 from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
 
@@ -101,7 +101,7 @@ class FedFTG(GeneratorTuner):
     def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
         """α_{i,y} = n_{i,y} / Σ_i n_{i,y}, and labels as often as clients used them."""
         assert counts is not None
-        return dynamic_shares(counts), label_law(counts)
+        return dynamic_shares(counts), label_distribution(counts)
 
     def generator_optimizer(self, round: int) -> Adam:
         rate = self.generator_lr * self.rate_decay ** (round - 1)

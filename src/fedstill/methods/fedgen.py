@@ -18,7 +18,7 @@ from fedstill.core import (
     Adam,
     Batch,
     Inbox,
-    Made,
+    Lazy,
     Model,
     Node,
     NodeId,
@@ -169,7 +169,7 @@ class FedGen(FedAvg):
         terms = self.alpha * told + self.beta * apart
         return cross_entropy(logits, y) + batch.strength * terms
 
-    def draws(self, client: Node[None], real: Sequence[Batch]) -> Made[Guided]:
+    def draws(self, client: Node[None], real: Sequence[Batch]) -> Lazy[Guided]:
         """Each batch of real examples with the noise and the labels of this step."""
         maker, classes = self.generator(client.model), client.model.classes
         noise = maker.noise(client.rng("noise"), len(real), self.batch_size).to(client.device)
@@ -184,13 +184,13 @@ class FedGen(FedAvg):
                 batch, noise[step, : len(batch.y)], here, torch.tensor(on, device=client.device)
             )
 
-        return Made(len(real), make)
+        return Lazy(len(real), make)
 
-    def lessons(self, server: Node[Global], seen: Tensor) -> Made[Drawn]:
+    def lessons(self, server: Node[Global], seen: Tensor) -> Lazy[Drawn]:
         """Draws for the generator's steps; labels uniform over those that participants hold."""
         steps = self.generator_steps
         many = drawn(self.generator(server.model), server, seen, steps, self.generator_batch)
-        return Made(steps, lambda step: Drawn(many.noise[step], many.labels[step]))
+        return Lazy(steps, lambda step: Drawn(many.noise[step], many.labels[step]))
 
     def network_for(self, server: Node[Any], who: NodeId) -> Model:
         return self.network(server.model)

@@ -31,7 +31,7 @@ from fedstill.core import (
 from fedstill.core.ranges import Whole
 from fedstill.core.records import extended, grown
 from fedstill.methods.fedavg import FedAvg
-from fedstill.parts.label_law import Counted, miscounted
+from fedstill.parts.label_distribution import Counted, miscounted
 from fedstill.parts.submodels import misfit
 
 Role = Literal["fine_tune", "data_free"]

@@ -15,12 +15,12 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from fedstill.core import SERVER, SGD, Adam, Inbox, Loop, Made, Model, Node, Weights
+from fedstill.core import SERVER, SGD, Adam, Inbox, Lazy, Loop, Model, Node, Weights
 from fedstill.core.loop import Descent
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.finetune import FineTuner
 from fedstill.parts.generators import ImageGenerator
-from fedstill.parts.label_law import counts_table
+from fedstill.parts.label_distribution import counts_table
 from fedstill.parts.lessons import Drawn, Lesson, Losses, Room, Teaching, View, begun, drawn
 from fedstill.parts.losses import row_divergences
 from fedstill.parts.teachers import Ensemble
@@ -136,10 +136,10 @@ class GeneratorTuner(FineTuner):
     def lessons(
         self, server: Node[Any], rng: torch.Generator, teaching: Teaching, own: dict[str, Any],
         draws: Sequence[Drawn],
-    ) -> Made[tuple[Lesson, ...]]:  # fmt: skip
+    ) -> Lazy[tuple[Lesson, ...]]:  # fmt: skip
         """For each step of the student images of the generator and what clients say of them."""
         maker, weights = self.generator(server.model), own["image_generator"]
-        return Made(len(draws), lambda step: (teaching.lesson(maker, weights, draws[step]),))
+        return Lazy(len(draws), lambda step: (teaching.lesson(maker, weights, draws[step]),))
 
     def teaching(self, server: Node[Any], inbox: Inbox[Any]) -> Teaching:
         """The clients' networks of a round, side by side."""

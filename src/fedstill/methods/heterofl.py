@@ -33,7 +33,7 @@ from fedstill.core import (
 from fedstill.core.ranges import Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts import statistics, submodels
-from fedstill.parts.submodels import CLASSES, Part, Scalable
+from fedstill.parts.submodels import CLASSES, Scalable, SubModel
 
 
 class Own(State):
@@ -190,7 +190,7 @@ class HeteroFL(FedAvg):
         units = self.units(server, client)
         return submodels.extract(self.whole(server), server.state.weights, units)
 
-    def placed(self, server: Node[Any], client: NodeId, up: Trained) -> Part:
+    def placed(self, server: Node[Any], client: NodeId, up: Trained) -> SubModel:
         """A client's part with its place in the network; without rows of classes it lacks."""
         model, weights, units = self.whole(server), up.weights, dict(self.units(server, client))
         if up.held is not None:
@@ -198,7 +198,7 @@ class HeteroFL(FedAvg):
             weights, units = submodels.extract(model, weights, rows), {**units, **rows}
         rate = self.rates(server.models)[client]
         shares = {"examples": float(up.examples), "uniform": 1.0, "width": rate}
-        return Part(weights, units, shares[self.weighting])
+        return SubModel(weights, units, shares[self.weighting])
 
     def wrong(self, server: Node[Any], client: NodeId, up: Trained) -> str | None:
         """Why a part cannot be averaged, or None."""

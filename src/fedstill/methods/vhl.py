@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     Batch,
     Inbox,
-    Made,
+    Lazy,
     Message,
     Model,
     Node,
@@ -130,7 +130,7 @@ class VHL(FedAvg):
         second = supervised_contrastive(virtual, classes, temperature=self.temperature)
         return loss + self.weight * batch.aligning * (term + self.virtual_contrast * second)
 
-    def mixed(self, client: Node[Own], real: Sequence[Batch]) -> Made[Mixed]:
+    def mixed(self, client: Node[Own], real: Sequence[Batch]) -> Lazy[Mixed]:
         """Each batch of real examples beside virtual ones, of which none stands twice in it."""
         own, rng = client.state, client.rng("virtual")
         total = self.per_class * client.model.classes
@@ -145,7 +145,7 @@ class VHL(FedAvg):
             on = torch.tensor(float(step < aligned_steps), device=client.device)
             return Mixed(real[step], virtual, on)
 
-        return Made(len(real), make)
+        return Lazy(len(real), make)
 
     def made(self, node: Node[Any], seed: int) -> Tensor:
         """[class, image, ...], the virtual set of a seed; made once, whoever asks."""

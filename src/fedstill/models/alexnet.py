@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Laws, Model, conv_laws, linear_laws
+from fedstill.core.model import Initials, Model, conv_initial, linear_initial
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.models.by_pixel import entered
@@ -41,12 +41,12 @@ class AlexNet(Model):
 
     width: Count = 128
 
-    def laws(self) -> Laws:
-        laws: Laws = {}
+    def initial(self) -> Initials:
+        initial: Initials = {}
         channels = self.shape[0]
         for index, block in enumerate(_BLOCKS):
             outputs = block.halves * self.width // 2
-            laws |= conv_laws(f"conv{index}", channels, outputs, block.kernel)
+            initial |= conv_initial(f"conv{index}", channels, outputs, block.kernel)
             channels = outputs
         height, width = _side(self.shape[1]), _side(self.shape[2])
         if height < 1 or width < 1:
@@ -54,7 +54,7 @@ class AlexNet(Model):
                 f"alexnet: an image of {self.shape[1]}x{self.shape[2]} cannot be pooled three "
                 f"times; use images of at least 4x4"
             )
-        return laws | linear_laws("head", channels * height * width, self.classes)
+        return initial | linear_initial("head", channels * height * width, self.classes)
 
     @property
     def takes_half(self) -> bool:

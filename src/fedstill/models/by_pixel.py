@@ -81,9 +81,9 @@ class _Turned(torch.autograd.Function):
         return tensor.view_as(tensor) if turned is tensor else turned
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        slope = slope.to(ctx.dtype, memory_format=torch.contiguous_format)
-        return slope if ctx.gain == 1 else slope / ctx.gain, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.to(ctx.dtype, memory_format=torch.contiguous_format)
+        return grad if ctx.gain == 1 else grad / ctx.gain, None, None
 
 
 class _Back(torch.autograd.Function):
@@ -95,6 +95,6 @@ class _Back(torch.autograd.Function):
         return x.float()
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        louder: Tensor = (slope * GAIN).to(ctx.dtype)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        louder: Tensor = (grad * GAIN).to(ctx.dtype)
         return louder

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Law, Laws, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
 from fedstill.models.by_pixel import BY_BATCH, entered
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
@@ -35,8 +35,8 @@ class Conv4(Scalable):
             wiring[f"norm{block}"] = (written,)
         return wiring
 
-    def laws(self) -> Laws:
-        laws: Laws = {}
+    def initial(self) -> Initials:
+        initial: Initials = {}
         kept = [self.units(width) for width in four("conv4", self.widths)]
         check_groups("conv4", self.norm, self.widths, kept)
         height, width = self.shape[1:]
@@ -46,11 +46,11 @@ class Conv4(Scalable):
                 "use at least 8x8"
             )
         for block, (inputs, outputs) in enumerate(pairwise([self.shape[0], *kept])):
-            laws |= conv_laws(f"conv{block}", inputs, outputs, 3)
-            laws |= norm_laws(f"norm{block}", outputs, self.norm, (outputs, height, width))
+            initial |= conv_initial(f"conv{block}", inputs, outputs, 3)
+            initial |= norm_initial(f"norm{block}", outputs, self.norm, (outputs, height, width))
             height, width = height // 2, width // 2
-        laws |= linear_laws("head", kept[-1], self.classes)
-        return laws | {"head.bias": Law((self.classes,), "zeros")}
+        initial |= linear_initial("head", kept[-1], self.classes)
+        return initial | {"head.bias": Initial((self.classes,), "zeros")}
 
     @property
     def takes_half(self) -> bool:

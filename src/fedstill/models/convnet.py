@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstill.core import gpu
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Laws, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.model import Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
@@ -70,18 +70,18 @@ class ConvNet(Scalable):
             wiring[f"norm{block}"] = (names[block + 1],)
         return wiring
 
-    def laws(self) -> Laws:
-        laws: Laws = {}
+    def initial(self) -> Initials:
+        initial: Initials = {}
         kept = self.units(self.width)
         check_groups("convnet", self.norm, [self.width], [kept])
         channels, grow = self.shape[0], 2 * (self._first_padding() - 1)
         side = (self.shape[1] + grow, self.shape[2] + grow)
         sides = self.sides()
         for block in range(self.depth):
-            laws |= conv_laws(f"conv{block}", channels, kept, 3)
-            laws |= norm_laws(f"norm{block}", kept, self.norm, (kept, *side))
+            initial |= conv_initial(f"conv{block}", channels, kept, 3)
+            initial |= norm_initial(f"norm{block}", kept, self.norm, (kept, *side))
             channels, side = kept, sides[block]
-        return laws | linear_laws("head", kept * side[0] * side[1], self.classes)
+        return initial | linear_initial("head", kept * side[0] * side[1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         if torch.is_grad_enabled() and (rounded := self._rounded(weights, x)):
@@ -98,14 +98,14 @@ class ConvNet(Scalable):
 
     @property
     def takes_half(self) -> bool:
-        return self._in_fours and gpu.kernels("models.half_kernels") is not None
+        return self._in_fours and gpu.kernels("kernels.half_blocks") is not None
 
     @property
     def stacks_well(self) -> bool:
         return (
             half_asked_for()
             and self._in_fours
-            and gpu.kernels("models.stacked_kernels") is not None
+            and gpu.kernels("kernels.stacked_blocks") is not None
         )
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
@@ -132,10 +132,10 @@ class ConvNet(Scalable):
         tensors = [tensor for block in used for tensor in block]
         plain = gpu.plain_on_gpu(x, *tensors)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if plain and not trained and (kernels := gpu.kernels("models.half_kernels")) is not None:
+        if plain and not trained and (kernels := gpu.kernels("kernels.half_blocks")) is not None:
             return self._half_stages(kernels, used, x, only_last)
         stacked = (plain and trained) or _stacked_on_gpu(x, *tensors)
-        if stacked and (kernels := gpu.kernels("models.stacked_kernels")) is not None:
+        if stacked and (kernels := gpu.kernels("kernels.stacked_blocks")) is not None:
             return self._stacked_stages(kernels, used, x, only_last)
         return None
 
@@ -195,7 +195,7 @@ class ConvNet(Scalable):
         """Norm, activation and pooling; as one kernel where that can be."""
         if self._fused:
             scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            kernels = gpu.kernels("models.kernels") if gpu.plain_on_gpu(x, scale, shift) else None
+            kernels = gpu.kernels("kernels.blocks") if gpu.plain_on_gpu(x, scale, shift) else None
             if kernels is not None:
                 fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return fused

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core.model import Laws, linear_laws
+from fedstill.core.model import Initials, linear_initial
 from fedstill.core.records import Weights
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring
 
@@ -31,12 +31,12 @@ class MLP(Scalable):
         layers: Wiring = {name: (name, before) for before, name in pairwise(names)}
         return {**layers, "head": (CLASSES, names[-1])}
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         sizes = [math.prod(self.shape), *map(self.units, self.hidden)]
-        laws: Laws = {}
+        initial: Initials = {}
         for layer in range(len(self.hidden)):
-            laws |= linear_laws(f"layer{layer}", sizes[layer], sizes[layer + 1])
-        return laws | linear_laws("head", sizes[-1], self.classes)
+            initial |= linear_initial(f"layer{layer}", sizes[layer], sizes[layer + 1])
+        return initial | linear_initial("head", sizes[-1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         x = x.flatten(1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Law, Laws, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
 from fedstill.models.by_pixel import BY_BATCH, entered
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
@@ -57,22 +57,22 @@ class PreResNet18(Scalable):
                 wiring[f"{name}.short"] = (f"group{written}", f"group{read}")
         return wiring | {"head": (CLASSES, "group3")}
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         kept = [self.units(width) for width in four("preresnet18", self.widths)]
         sides = self._sides()
         check_groups("preresnet18", self.norm, self.widths, kept)
-        laws = conv_laws("stem", self.shape[0], kept[0], 3, bias=False)
+        initial = conv_initial("stem", self.shape[0], kept[0], 3, bias=False)
         for name, read, written, shortcut in _blocks():
             inputs, outputs = kept[read], kept[written]
-            laws |= norm_laws(f"{name}.norm0", inputs, self.norm, (inputs, *sides[read]))
-            laws |= conv_laws(f"{name}.conv0", inputs, outputs, 3, bias=False)
-            laws |= norm_laws(f"{name}.norm1", outputs, self.norm, (outputs, *sides[written]))
-            laws |= conv_laws(f"{name}.conv1", outputs, outputs, 3, bias=False)
+            initial |= norm_initial(f"{name}.norm0", inputs, self.norm, (inputs, *sides[read]))
+            initial |= conv_initial(f"{name}.conv0", inputs, outputs, 3, bias=False)
+            initial |= norm_initial(f"{name}.norm1", outputs, self.norm, (outputs, *sides[written]))
+            initial |= conv_initial(f"{name}.conv1", outputs, outputs, 3, bias=False)
             if shortcut:
-                laws |= conv_laws(f"{name}.short", inputs, outputs, 1, bias=False)
-        laws |= norm_laws("norm", kept[3], self.norm, (kept[3], *sides[3]))
-        laws |= linear_laws("head", kept[3], self.classes)
-        return laws | {"head.bias": Law((self.classes,), "zeros")}
+                initial |= conv_initial(f"{name}.short", inputs, outputs, 1, bias=False)
+        initial |= norm_initial("norm", kept[3], self.norm, (kept[3], *sides[3]))
+        initial |= linear_initial("head", kept[3], self.classes)
+        return initial | {"head.bias": Initial((self.classes,), "zeros")}
 
     @property
     def takes_half(self) -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Laws, Model, Norm, conv_laws, linear_laws, norm_laws
+from fedstill.core.model import Initials, Model, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
 
 _WIDTHS = (64, 128, 256, 512)
@@ -50,31 +50,31 @@ class ResNet18(Model):
     stem: Literal["small", "imagenet"] = "small"
     bridge: bool = False
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         last = self._last_side()
         side = (self.shape[1], self.shape[2])
         kernel = 3 if self.stem == "small" else 7
-        laws = conv_laws("stem.conv", self.shape[0], 64, kernel, bias=False)
+        initial = conv_initial("stem.conv", self.shape[0], 64, kernel, bias=False)
         if self.stem == "imagenet":
             side = _halved(side)
-        laws |= norm_laws("stem.norm", 64, self.norm, (64, *side))
+        initial |= norm_initial("stem.norm", 64, self.norm, (64, *side))
         if self.stem == "imagenet":
             side = _halved(side)
         for block in _blocks():
             name, inputs, outputs, stride = block
             side = _halved(side) if stride == 2 else side
             shape = (outputs, *side)
-            laws |= conv_laws(f"{name}.conv0", inputs, outputs, 3, bias=False)
-            laws |= norm_laws(f"{name}.norm0", outputs, self.norm, shape)
-            laws |= conv_laws(f"{name}.conv1", outputs, outputs, 3, bias=False)
-            laws |= norm_laws(f"{name}.norm1", outputs, self.norm, shape)
+            initial |= conv_initial(f"{name}.conv0", inputs, outputs, 3, bias=False)
+            initial |= norm_initial(f"{name}.norm0", outputs, self.norm, shape)
+            initial |= conv_initial(f"{name}.conv1", outputs, outputs, 3, bias=False)
+            initial |= norm_initial(f"{name}.norm1", outputs, self.norm, shape)
             if block.shortcut:
-                laws |= conv_laws(f"{name}.short.conv", inputs, outputs, 1, bias=False)
-                laws |= norm_laws(f"{name}.short.norm", outputs, self.norm, shape)
+                initial |= conv_initial(f"{name}.short.conv", inputs, outputs, 1, bias=False)
+                initial |= norm_initial(f"{name}.short.norm", outputs, self.norm, shape)
         if self.bridge:
             height, width = (length // self._window() for length in last)
-            laws |= linear_laws("bridge", 512 * height * width, 512)
-        return laws | linear_laws("head", 512, self.classes)
+            initial |= linear_initial("bridge", 512 * height * width, 512)
+        return initial | linear_initial("head", 512, self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector, [example, 512]."""

@@ -51,7 +51,7 @@ class Scalable(Model):
         empty = [stream for stream, width in self.streams().items() if small.units(width) < 1]
         if empty:
             raise BadValue(f"{name}: rate = {rate!r} leaves {', '.join(empty)} without units")
-        small.laws()  # refuses widths that a layer cannot take
+        small.initial()  # refuses widths that a layer cannot take
         return small
 
     def units(self, width: int) -> int:

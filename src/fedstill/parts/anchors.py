@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedstill.core import algebra
-from fedstill.core.data import Batch, Data, Made, Plan
+from fedstill.core.data import Batch, Data, Lazy, Plan
 from fedstill.core.records import Weights
 
 B = TypeVar("B")
@@ -96,7 +96,7 @@ def stream(count: int, size: int, steps: int, rng: Generator) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.long), *cut])[: steps * size].reshape(steps, size)
 
 
-def beside(plan: Plan, make: Callable[[Batch, int | slice], B]) -> Made[B]:
+def beside(plan: Plan, make: Callable[[Batch, int | slice], B]) -> Lazy[B]:
     """The batches of a plan, each made into all that a step sees.
 
     `make` is given a batch and its step, to find there what else was drawn for it, in tensors of
@@ -107,4 +107,4 @@ def beside(plan: Plan, make: Callable[[Batch, int | slice], B]) -> Made[B]:
         batches = plan.ahead(step, count)
         return None if batches is None else make(batches, slice(step, step + count))
 
-    return Made(len(plan), lambda step: make(plan[step], step), many)
+    return Lazy(len(plan), lambda step: make(plan[step], step), many)

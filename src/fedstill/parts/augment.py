@@ -202,7 +202,7 @@ def _kernels(images: Tensor, draws: Draws) -> Any:
         return None
     if any(part.requires_grad or part.device != images.device for part in draws[1:]):
         return None
-    kernels = gpu.kernels("parts.augment_kernels")
+    kernels = gpu.kernels("kernels.augment")
     return kernels if kernels is not None and kernels.takes(images) else None
 
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from fedstill.core import algebra
 from fedstill.core.node import Node
 from fedstill.core.records import Weights
-from fedstill.parts import pools
+from fedstill.parts import random_networks
 
 
 def on_sphere(centre: Weights, directions: Tensor, radius: float | Tensor) -> list[Weights]:
@@ -39,7 +39,7 @@ def networks(node: Node[Any], centre: Weights, radius: float) -> Callable[[int],
         directions = torch.randn(count, numbers, generator=rng, device=rng.device)
         return on_sphere(centre, directions, radius)
 
-    return pools.networks(node.draw("networks"), drawn, numbers, node.device)
+    return random_networks.networks(node.draw("networks"), drawn, numbers, node.device)
 
 
 def projected(weights: Weights, centre: Weights, radius: float | Tensor) -> Weights:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedstill.core import seeds
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Law, Laws, Network, linear_laws, norm_laws
+from fedstill.core.model import Initial, Initials, Network, linear_initial, norm_initial
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Weights
 from fedstill.parts.synthesis import SyntheticSet
@@ -95,8 +95,8 @@ class Gaussians(ImageGenerator):
     def noise_width(self) -> int:
         return self.latent
 
-    def means_law(self, width: int) -> Laws:
-        return {"means": Law((self.classes, width), "normal", self.between)}
+    def means_law(self, width: int) -> Initials:
+        return {"means": Initial((self.classes, width), "normal", self.between)}
 
 
 @dataclass(frozen=True)
@@ -118,24 +118,24 @@ class StyleGenerator(Gaussians):
     def noise_width(self) -> int:
         return self.latent + sum(side * side for _, side in self.layers)
 
-    def laws(self) -> Laws:
-        laws = self.means_law(self.latent + len(self.layers))
-        laws["mapping.weight"] = Law((self.latent, self.latent), "normal", self.latent**-0.5)
-        laws["mapping.bias"] = Law((self.latent,), "zeros")
-        laws["start"] = Law((self.width, 4, 4), "normal")
+    def initial(self) -> Initials:
+        initial = self.means_law(self.latent + len(self.layers))
+        initial["mapping.weight"] = Initial((self.latent, self.latent), "normal", self.latent**-0.5)
+        initial["mapping.bias"] = Initial((self.latent,), "zeros")
+        initial["start"] = Initial((self.width, 4, 4), "normal")
         for name, _ in self.layers:
-            laws |= self._modulated_laws(name, self.width, 3)
+            initial |= self._modulated_laws(name, self.width, 3)
         for side in self.sides:
-            laws |= self._modulated_laws(f"image{side}", self.shape[0], 1)
-        return laws
+            initial |= self._modulated_laws(f"image{side}", self.shape[0], 1)
+        return initial
 
-    def _modulated_laws(self, name: str, outputs: int, kernel: int) -> Laws:
+    def _modulated_laws(self, name: str, outputs: int, kernel: int) -> Initials:
         fan = self.width * kernel * kernel
         return {
-            f"{name}.weight": Law((outputs, self.width, kernel, kernel), "normal", fan**-0.5),
-            f"{name}.bias": Law((outputs,), "zeros"),
-            f"{name}.style.weight": Law((self.width, self.latent), "normal", self.latent**-0.5),
-            f"{name}.style.bias": Law((self.width,), "ones"),
+            f"{name}.weight": Initial((outputs, self.width, kernel, kernel), "normal", fan**-0.5),
+            f"{name}.bias": Initial((outputs,), "zeros"),
+            f"{name}.style.weight": Initial((self.width, self.latent), "normal", self.latent**-0.5),
+            f"{name}.style.bias": Initial((self.width,), "ones"),
         }
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
@@ -191,20 +191,20 @@ def enlarged(x: Tensor) -> Tensor:
 class ConvDecoder(Gaussians):
     """A linear layer to 4x4, then enlarging and one convolution for each size; cheap."""
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         spread = self.between * self.latent**0.5  # of a row of noise: the first layer undoes it
-        laws = self.means_law(self.latent)
-        laws["start.weight"] = Law((self.width * 16, self.latent), "normal", GAIN / spread)
-        laws["start.bias"] = Law((self.width * 16,), "zeros")
+        initial = self.means_law(self.latent)
+        initial["start.weight"] = Initial((self.width * 16, self.latent), "normal", GAIN / spread)
+        initial["start.bias"] = Initial((self.width * 16,), "zeros")
         for side in self.sides[1:]:
-            laws |= self._conv_laws(f"conv{side}", self.width)
-        return laws | self._conv_laws("image", self.shape[0])
+            initial |= self._conv_laws(f"conv{side}", self.width)
+        return initial | self._conv_laws("image", self.shape[0])
 
-    def _conv_laws(self, name: str, outputs: int) -> Laws:
+    def _conv_laws(self, name: str, outputs: int) -> Initials:
         deviation = GAIN / math.sqrt(self.width * 9)
         return {
-            f"{name}.weight": Law((outputs, self.width, 3, 3), "normal", deviation),
-            f"{name}.bias": Law((outputs,), "zeros"),
+            f"{name}.weight": Initial((outputs, self.width, 3, 3), "normal", deviation),
+            f"{name}.bias": Initial((outputs,), "zeros"),
         }
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
@@ -234,11 +234,11 @@ class FeatureGenerator(Generator):
         """Uniform in [0, 1), as the released code draws it; the paper says normal."""
         return torch.rand(*count, self.noise_size, generator=rng, device=rng.device)
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         return (
-            linear_laws("layer", self.noise_size + self.classes, self.hidden)
-            | norm_laws("norm", self.hidden, "batch")
-            | linear_laws("out", self.hidden, math.prod(self.shape))
+            linear_initial("layer", self.noise_size + self.classes, self.hidden)
+            | norm_initial("norm", self.hidden, "batch")
+            | linear_initial("out", self.hidden, math.prod(self.shape))
         )
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core.model import Laws, Model, linear_laws
+from fedstill.core.model import Initials, Model, linear_initial
 from fedstill.core.records import Weights
 
 
@@ -23,13 +23,13 @@ class Projected(Model):
     base: Model
     widths: tuple[int, ...]
 
-    def laws(self) -> Laws:
-        laws = {n: law for n, law in self.base.laws().items() if not n.startswith("head.")}
+    def initial(self) -> Initials:
+        initial = {n: law for n, law in self.base.initial().items() if not n.startswith("head.")}
         inputs = feature_width(self.base)
         for layer, outputs in enumerate(self.widths):
-            laws |= linear_laws(f"projection{layer}", inputs, outputs)
+            initial |= linear_initial(f"projection{layer}", inputs, outputs)
             inputs = outputs
-        return laws | linear_laws("head", inputs, self.classes)
+        return initial | linear_initial("head", inputs, self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         maps = replace(self.base, training=self.training, notes=self.notes).stages(weights, x)
@@ -49,7 +49,7 @@ def projected(model: Model, *widths: int) -> Projected:
 
 def feature_width(model: Model) -> int:
     """How many numbers the head sees."""
-    return model.laws()["head.weight"].shape[1]
+    return model.initial()["head.weight"].shape[1]
 
 
 def common_width(models: Iterable[Model], otherwise: int) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core.model import Law, Laws, conv_laws, linear_laws, norm_laws
+from fedstill.core.model import Initial, Initials, conv_initial, linear_initial, norm_initial
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.parts.generators import SLOPE, ImageGenerator, one_hot
@@ -22,10 +22,10 @@ DEVIATION = 0.02  # of weights at the start
 Merge = Literal["mul", "add", "cat", "ncat", "none"]
 
 
-def normal_norm_laws(name: str, channels: int) -> Laws:
+def normal_norm_laws(name: str, channels: int) -> Initials:
     """A batch norm whose factors start around one."""
-    laws = norm_laws(name, channels, "batch")
-    return {**laws, f"{name}.weight": Law((channels,), "normal", DEVIATION, 1.0)}
+    initial = norm_initial(name, channels, "batch")
+    return {**initial, f"{name}.weight": Initial((channels,), "normal", DEVIATION, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Deconvolution(ImageGenerator):
             found, side = [*found, max(1, found[-1] // 2)], 2 * side
         return [*found, self.shape[0]]
 
-    def laws(self) -> Laws:
-        laws: Laws = {}
+    def initial(self) -> Initials:
+        initial: Initials = {}
         if self.merge in ("mul", "add", "cat"):
-            laws["label.weight"] = Law((self.classes, self.latent), "normal")
+            initial["label.weight"] = Initial((self.classes, self.latent), "normal")
         widths = [self.input_width, *self.channels]
         last = len(widths) - 2
         for layer, (inputs, outputs) in enumerate(pairwise(widths)):
-            laws[f"conv{layer}.weight"] = Law((inputs, outputs, 4, 4), "normal", DEVIATION)
+            initial[f"conv{layer}.weight"] = Initial((inputs, outputs, 4, 4), "normal", DEVIATION)
             if 0 < layer < last:
-                laws |= normal_norm_laws(f"norm{layer}", outputs)
-        return laws
+                initial |= normal_norm_laws(f"norm{layer}", outputs)
+        return initial
 
     def merged(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
         """h = o(z, y), [example, number]."""
@@ -111,18 +111,18 @@ class Upsampling(ImageGenerator):
         """Height and width of the first map."""
         return -(-self.shape[1] // 4), -(-self.shape[2] // 4)
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         size, half = self.width * self.start[0] * self.start[1], max(1, self.width // 2)
         return {
-            "start.weight": Law((size, self.latent), "normal", DEVIATION),
-            "start.bias": Law((size,), "zeros"),
+            "start.weight": Initial((size, self.latent), "normal", DEVIATION),
+            "start.bias": Initial((size,), "zeros"),
             **normal_norm_laws("norm0", self.width),
-            "conv1.weight": Law((self.width, self.width, 3, 3), "normal", DEVIATION),
+            "conv1.weight": Initial((self.width, self.width, 3, 3), "normal", DEVIATION),
             **normal_norm_laws("norm1", self.width),
-            "conv2.weight": Law((half, self.width, 3, 3), "normal", DEVIATION),
+            "conv2.weight": Initial((half, self.width, 3, 3), "normal", DEVIATION),
             **normal_norm_laws("norm2", half),
-            "image.weight": Law((self.shape[0], half, 3, 3), "normal", DEVIATION),
-            "image.bias": Law((self.shape[0],), "zeros"),
+            "image.weight": Initial((self.shape[0], half, 3, 3), "normal", DEVIATION),
+            "image.bias": Initial((self.shape[0],), "zeros"),
         }
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
@@ -147,20 +147,20 @@ class Conditioned(Upsampling):
 
     latent: Count = 100
 
-    def laws(self) -> Laws:
+    def initial(self) -> Initials:
         area, half = self.start[0] * self.start[1], max(1, self.width // 2)
         from_label = self.width // 2
-        laws = linear_laws("noise", self.latent, (self.width - from_label) * area)
-        laws |= linear_laws("label", self.classes, from_label * area)
-        laws |= norm_laws("norm0", self.width, "batch")
-        laws |= conv_laws("conv1", self.width, self.width, 3)
-        laws |= norm_laws("norm1", self.width, "batch")
-        laws |= conv_laws("conv2", self.width, half, 3)
-        laws |= norm_laws("norm2", half, "batch")
-        laws |= conv_laws("image", half, self.shape[0], 3)
-        laws["last.running_mean"] = Law((self.shape[0],), "zeros")
-        laws["last.running_var"] = Law((self.shape[0],), "ones")
-        return laws
+        initial = linear_initial("noise", self.latent, (self.width - from_label) * area)
+        initial |= linear_initial("label", self.classes, from_label * area)
+        initial |= norm_initial("norm0", self.width, "batch")
+        initial |= conv_initial("conv1", self.width, self.width, 3)
+        initial |= norm_initial("norm1", self.width, "batch")
+        initial |= conv_initial("conv2", self.width, half, 3)
+        initial |= norm_initial("norm2", half, "batch")
+        initial |= conv_initial("image", half, self.shape[0], 3)
+        initial["last.running_mean"] = Initial((self.shape[0],), "zeros")
+        initial["last.running_var"] = Initial((self.shape[0],), "ones")
+        return initial
 
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
         told = one_hot(labels, self.classes).to(noise)

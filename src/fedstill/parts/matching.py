@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import SGD, Batch, Made, Model, Weights, algebra, minimize
+from fedstill.core import SGD, Batch, Lazy, Model, Weights, algebra, minimize
 from fedstill.core.ranges import Count, Fraction, Positive
 
 _EPS = 1e-6
@@ -38,7 +38,7 @@ def squared_distance(left: Weights, right: Weights) -> Tensor:
     return algebra.square(algebra.sub(algebra.parameters(left), algebra.parameters(right)))
 
 
-def slope(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
+def grad(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
     """The gradient of a loss with respect to trainable weights, itself differentiable."""
     moving = algebra.parameters(weights)
     found: Weights = torch.func.grad(lambda moved: loss({**weights, **moved}))(moving)
@@ -70,7 +70,7 @@ class GradientMatching:
         labels = {name: examples.y for name, examples in sets.items()}
         images = await minimize(
             self.objective, model, {name: examples.x for name, examples in sets.items()},
-            Made(self.steps, lambda _: ()), SGD(self.lr, self.momentum),
+            Lazy(self.steps, lambda _: ()), SGD(self.lr, self.momentum),
             labels=labels, weights=weights, target=target,
         )  # fmt: skip
         return {name: Batch(moved, labels[name]) for name, moved in images.items()}
@@ -82,6 +82,6 @@ class GradientMatching:
         """Σ over sets of the distance between a set's own gradient and the target."""
         apart = []
         for name, x in images.items():
-            own = slope(loss_on(model.evaluating, Batch(x, labels[name])), weights)
+            own = grad(loss_on(model.evaluating, Batch(x, labels[name])), weights)
             apart.append(gradient_distance(own, target))
         return torch.stack(apart).sum()

@@ -18,7 +18,7 @@ def measured(model: Model, weights: Weights, data: Data, size: int) -> Weights:
     plain = {name: tensor for name, tensor in weights.items() if not is_buffer(name)}
     for x, _ in data.chunks(size):
         notes: Weights = {}
-        model.watched(notes)(plain, x)
+        model.recording(notes)(plain, x)
         found.append(notes)
         counts.append(float(len(x)))
     return pooled(found, counts)

@@ -21,12 +21,22 @@ from fedstill.models.scalable import CLASSES, Scalable
 Units = Mapping[str, Tensor]  # by stream, [unit], sorted; a stream left out is whole
 
 __all__ = [
-    "CLASSES", "Part", "Scalable", "Units", "cover", "extract", "first_units", "halved_rates",
-    "misfit", "random_units", "rolling_units", "unfit",
+    "CLASSES",
+    "Scalable",
+    "SubModel",
+    "Units",
+    "cover",
+    "extract",
+    "first_units",
+    "halved_rates",
+    "misfit",
+    "random_units",
+    "rolling_units",
+    "unfit",
 ]  # fmt: skip
 
 
-class Part(NamedTuple):
+class SubModel(NamedTuple):
     """What somebody holds of a network, and how much it counts."""
 
     weights: Weights
@@ -63,7 +73,7 @@ def random_units(model: Scalable, rng: Generator) -> dict[str, Tensor]:
 def extract(model: Scalable, weights: Weights, units: Units) -> Weights:
     """The part of a network's weights that belongs to some units."""
     made: Weights = {}
-    for name in model.laws():
+    for name in model.initial():
         tensor = weights[name]
         for axis, index in enumerate(_places(model, name, tensor, units)):
             if index is not None:
@@ -72,10 +82,10 @@ def extract(model: Scalable, weights: Weights, units: Units) -> Weights:
     return made
 
 
-def cover(model: Scalable, weights: Weights, parts: Sequence[Part]) -> Weights:
+def cover(model: Scalable, weights: Weights, parts: Sequence[SubModel]) -> Weights:
     """For each entry the weighted mean over the parts that hold it; others keep their value."""
     made: Weights = {}
-    for name in model.laws():
+    for name in model.initial():
         before = weights[name]
         places = [_mesh(_places(model, name, before, part.units)) for part in parts]
         total = torch.zeros(before.shape, dtype=torch.float64, device=before.device)
@@ -92,7 +102,7 @@ def cover(model: Scalable, weights: Weights, parts: Sequence[Part]) -> Weights:
 
 def misfit(model: Model, weights: Weights) -> str | None:
     """How weights differ in names or shapes from those of a network, or None."""
-    wanted = {name: law.shape for name, law in model.laws().items()}
+    wanted = {name: law.shape for name, law in model.initial().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = [
         f"{name} is {found.get(name, 'missing')} and not {wanted.get(name, 'known')}"

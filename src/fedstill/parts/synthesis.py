@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fedstill.core import SGD, Data, Made, Model, Node, Record, Weights, minimize, trees
+from fedstill.core import SGD, Data, Lazy, Model, Node, Record, Weights, minimize, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.models.convnet import ConvNet
-from fedstill.parts import augment, pools
+from fedstill.parts import augment, random_networks
 from fedstill.parts.augment import Draws
 
 Outputs = Literal["features", "logits", "both", "stages", "stages and logits"]
@@ -160,19 +160,21 @@ async def warmed_up(
     kind = model or node.model
     seed = node.draw("warm-up networks", shared=True)
     key = ""
-    if node.store is not None:
+    if node.cache is not None:
         settings = [float(v) if isinstance(v, int) else v for v in astuple(matching)]  # 1 is 1.0
         draws = (seed, node.draw("warm-up"))
         made_by = (MAKING, settings, start, per_class, kind.describe(), draws)
         key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
-        kept = node.store.find(key, Kept)
+        kept = node.cache.find(key, Kept)
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
     first = STARTS[start](node, held_classes(node), per_class)
-    networks = pools.networks(seed, kind.samples, sum(kind.floats().values()), node.device)
+    networks = random_networks.networks(
+        seed, kind.samples, sum(kind.floats().values()), node.device
+    )
     made = await matching.matched(node, first, networks, kind)
-    if node.store is not None:
-        node.store.keep(key, Kept(key, made.images, made.share, made.classes))
+    if node.cache is not None:
+        node.cache.keep(key, Kept(key, made.images, made.share, made.classes))
     return made
 
 
@@ -284,7 +286,7 @@ class Matching:
         start: SyntheticSet,
         network: Callable[[int], Weights],
         model: Model | None = None,
-    ) -> Made[Iteration]:
+    ) -> Lazy[Iteration]:
         """The steps' real batches and augmentations, drawn at once; networks on demand."""
         classes = start.classes.tolist()
         rows, share = real_rows(
@@ -316,7 +318,7 @@ class Matching:
             real = node.data.take(rows[step]).x
             return Iteration(real, share, network(step), every[update], draws, only, packing)
 
-        return Made(updates, make)
+        return Lazy(updates, make)
 
 
 def packed(share: Tensor) -> Packing | None:
@@ -355,8 +357,8 @@ def distances(
 
 def stage_count(model: Model) -> int:
     """How many outputs `stages` has; a pass without data tells."""
-    laws = {name: torch.zeros(law.shape, device="meta") for name, law in model.laws().items()}
-    return len(model.evaluating.stages(laws, torch.zeros(1, *model.shape, device="meta")))
+    initial = {name: torch.zeros(law.shape, device="meta") for name, law in model.initial().items()}
+    return len(model.evaluating.stages(initial, torch.zeros(1, *model.shape, device="meta")))
 
 
 def real_rows(
@@ -446,7 +448,7 @@ def training_batches(
     strategy: str,
     part: int = 0,
     mode: augment.Mode = "single",
-) -> Made[Labelled]:
+) -> Lazy[Labelled]:
     """Epochs over a synthetic set; one operation a batch (or all), each image in its own way.
 
     A step that trains in several parts numbers them, so that each has draws of its own.
@@ -479,7 +481,7 @@ def training_batches(
         x, y = data.take(row)
         return Labelled(x, y, weight[row], draws, only)
 
-    return Made(len(plan), make)
+    return Lazy(len(plan), make)
 
 
 def image_size(model: Model) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class Ensemble:
 
             def one(weights: Weights, model: Model = model) -> tuple[Tensor, Tensor]:
                 seen: Weights = {}
-                logits = model.watched(seen)(weights, x)
+                logits = model.recording(seen)(weights, x)
                 return logits, statistics_gap(seen, weights)
 
             logits, gap = torch.func.vmap(one)(stack)

@@ -1,0 +1,112 @@
+"""How different clients' data are, before and after distillation: two distances and a map.
+
+FedLGD (Huang et al., TMLR 2024) quotes MMD and Wasserstein distances between clients and shows a
+t-SNE map of their features. Features here are those of the recipe's network at its common start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstill.core.data import Batch, Data
+from fedstill.core.errors import RecipeError
+from fedstill.core.model import Model
+from fedstill.core.records import NodeId, Weights
+from fedstill.core.seeds import draw, generator
+from fedstill.parts.losses import mmd
+from fedstill.recipe.build import Built
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """Some examples of one client as a network sees them."""
+
+    client: NodeId
+    features: Tensor  # [example, feature]
+    labels: Tensor  # [example]
+
+
+def clouds(
+    people: Mapping[NodeId, Data], model: Model, weights: Weights, most: int, seed: int
+) -> list[Cloud]:
+    """Each client's features, at most `most` examples of each, as many of all."""
+    size = min(most, *(len(data) for data in people.values()))
+    found = []
+    for name, data in people.items():
+        rows = torch.randperm(len(data), generator=generator(seed, "shift", name))[:size]
+        batch: Batch = data.take(rows.to(data.device))
+        features = model.features(weights, batch.x)
+        found.append(Cloud(name, features.detach().cpu(), batch.y.cpu()))
+    return found
+
+
+def wasserstein(left: Tensor, right: Tensor) -> float:
+    """The 2-Wasserstein distance of two equally large clouds, by the cheapest assignment."""
+    from scipy.optimize import linear_sum_assignment
+
+    costs = torch.cdist(left.double(), right.double()).square().numpy()
+    rows, columns = linear_sum_assignment(costs)
+    return float(np.sqrt(costs[rows, columns].mean()))
+
+
+def pairs(before: Sequence[Cloud], after: Sequence[Cloud]) -> list[dict[str, Any]]:
+    """For every two clients both distances, of the data and of the distilled sets."""
+    distilled = {cloud.client: cloud for cloud in after}
+    rows = []
+    for one, other in combinations(before, 2):
+        row: dict[str, Any] = {"clients": f"{one.client} - {other.client}"}
+        twins = (distilled[one.client], distilled[other.client])
+        for name, (a, b) in {"real": (one, other), "distilled": twins}.items():
+            row[f"mmd {name}"] = round(float(mmd(a.features, b.features)), 4)
+            row[f"wasserstein {name}"] = round(wasserstein(a.features, b.features), 3)
+        rows.append(row)
+    return rows
+
+
+def tsne_map(found: Sequence[Cloud], seed: int) -> NDArray[np.float64]:
+    """[example, 2], all clouds behind each other on one map."""
+    from sklearn.manifold import TSNE
+
+    everything = torch.cat([cloud.features for cloud in found]).double().numpy()
+    perplexity = min(30.0, max(2.0, len(everything) / 10))
+    made = TSNE(init="pca", perplexity=perplexity, random_state=seed % 2**32)
+    return np.asarray(made.fit_transform(everything), dtype=np.float64)
+
+
+def measured(built: Built, most: int = 100) -> tuple[list[Cloud], list[Cloud]]:
+    """The clients' examples and their distilled sets, seen by the network at its common start."""
+    if built.recipe.data.virtual is None:
+        raise RecipeError(
+            "data.virtual is missing: it says how clients distil their data, e.g. "
+            "data.virtual.per_class=10 data.virtual.warm_up_steps=300"
+        )
+    model = built.server_model.on(built.device)
+    weights = model.init(draw(built.recipe.run.seed, "shift network"))
+    real = {name: built.real.party(name).data for name in built.real.clients}
+    distilled = built.virtual_sets()
+    seed = built.recipe.run.seed
+    return (
+        clouds(real, model, weights, most, seed),
+        clouds(distilled, model, weights, most, seed),
+    )
+
+
+def draw_map(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, path: Path) -> Path:
+    """Two t-SNE maps side by side: the examples and the distilled sets."""
+    from fedstill.report.maps import Panel, side_by_side
+
+    panels = []
+    for title, found in (("Clients' examples", real), ("Distilled sets", distilled)):
+        clients = [cloud.client for cloud in found for _ in cloud.labels]
+        classes = [int(label) for cloud in found for label in cloud.labels]
+        panels.append(Panel(title, tsne_map(found, seed), clients, classes))
+    return side_by_side(panels, path)

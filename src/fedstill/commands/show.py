@@ -1,0 +1,199 @@
+"""What a method is, as plain values: plan, memories, messages and floats, by a rehearsal."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.core.data import Data, Pool, Rows
+from fedstill.core.errors import BadValue
+from fedstill.core.method import Method, Step
+from fedstill.core.model import Model
+from fedstill.core.node import SERVER
+from fedstill.core.records import NodeId, Record, State, Weights
+from fedstill.engines.engine import Party
+from fedstill.engines.play.rehearsal import Rehearsal
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Everyone
+from fedstill.federation.topology import Complete, Graph
+from fedstill.logbook.events import Traffic
+from fedstill.logbook.writer import MemoryLog
+from fedstill.wire.codec import describe
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Whom a rehearsal is played with: equal clients that hold the first `held` classes."""
+
+    model: Model
+    held: int
+    clients: int = 2
+    per_class: int = 64
+    public: int = 0  # examples that everybody holds
+
+    @property
+    def names(self) -> Sequence[NodeId]:
+        return [f"client-{i}" for i in range(self.clients)]
+
+    @property
+    def graph(self) -> Graph:
+        return Complete().graph(self.names, 0)
+
+    def experiment(self, method: Method) -> Experiment:
+        return Experiment(method, _Cast(self), self.graph, Everyone(), rounds=1, evaluate_every=2)
+
+
+class _Cast:
+    """Blank images with the right labels."""
+
+    def __init__(self, stage: Stage):
+        if not 1 <= stage.held <= stage.model.classes:
+            raise BadValue(f"held = {stage.held}: must be in [1, {stage.model.classes}]")
+        model = quick(stage.model)
+        self.clients = stage.names
+        self.models: Mapping[NodeId, Model] = dict.fromkeys(stage.names, model)
+        blank = torch.zeros(1, *stage.model.shape, dtype=torch.uint8)
+        self.common_test = None
+        self.public = Data.unlabelled(blank.expand(stage.public, *stage.model.shape))
+        labels = torch.arange(stage.held).repeat_interleave(stage.per_class)
+        images = blank.expand(len(labels), *stage.model.shape)
+        everything = Rows(Pool(images, labels), torch.arange(len(labels)))
+        self._client = Party(Data((everything,)), Data(), model)
+        self._server = Party(Data(), Data(), model)
+
+    def party(self, node: NodeId) -> Party:
+        return self._server if node == SERVER else self._client
+
+
+def quick(model: Model) -> Model:
+    """The same network, whose blocks answer at once: outputs of the true shapes, made-up numbers.
+
+    Loops are skipped in a rehearsal, but a step may also look at its network outside of them.
+    """
+    kind = type(model)
+
+    def stages(self: Model, weights: Weights, x: Tensor) -> list[Tensor]:
+        blank = {name: torch.empty(w.shape, device="meta") for name, w in weights.items()}
+        true = kind.stages(self.evaluating, blank, torch.empty(x.shape, device="meta"))
+        level = x.flatten(1).mean(1) + sum(w.float().mean() for w in weights.values())
+        return [
+            level.reshape(-1, *[1] * (out.dim() - 1)) * torch.ones(out.shape[1:], device=x.device)
+            for out in true
+        ]
+
+    quicker: type[Model] = type(kind.__name__, (kind,), {"stages": stages})
+    return quicker(**{f.name: getattr(model, f.name) for f in fields(model)})
+
+
+def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
+    """A method in one table; messages are counted per client and, for a broadcast, once."""
+    log = MemoryLog()
+    engine = Rehearsal(method, stage.experiment(method).population, graph=stage.graph.neighbours)
+    run(stage.experiment(method), engine, log)
+    steps = [
+        _step(part, step, times, log.messages, stage)
+        for part, acts in _parts(method).items()
+        for step, times in Counter(acts).items()
+    ]
+    return {
+        "name": name,
+        "paper": inspect.getdoc(inspect.getmodule(type(method))) or "",
+        "purpose": (inspect.getdoc(type(method)) or "").split("\n")[0],
+        "hyper_parameters": {f.name: getattr(method, f.name) for f in fields(method)},
+        "presets": {key: dict(value) for key, value in method.presets.items()},
+        "scored": method.scored.value,
+        "sends_examples": method.sends_examples,
+        "needs_public": method.needs_public,
+        "example": {
+            "model": stage.model.describe(),
+            "classes": stage.model.classes,
+            "held": stage.held,
+            "public": stage.public,
+            "model_floats": sum(stage.model.floats().values()),
+        },
+        "steps": steps,
+        "messages": [{"step": step["name"], **step["sends"]} for step in steps if step["sends"]],
+        "memories": {
+            place: _memory(engine.states.get(node))
+            for place, node in (("server", SERVER), ("client", stage.names[0]))
+        },
+        "floats_per_round": _floats_per_round(log.messages),
+    }
+
+
+def _parts(method: Method) -> dict[str, Sequence[Step]]:
+    return {"before": method.before(), "each round": method.each_round(), "after": method.after()}
+
+
+def _step(
+    part: str, step: Step, times: int, sent: Sequence[Traffic], stage: Stage
+) -> dict[str, Any]:
+    """A step with its message; numbers are of one sender and, where it is repeated, of one time."""
+    speaker = SERVER if step.place.value == "server" else stage.names[0]
+    rows = [row for row in sent if row.step == step.name and row.sender == speaker]
+    message = None
+    if step.sends is not None:
+        hints = describe(step.sends)
+        message = {
+            "name": step.sends.__name__,
+            "direction": rows[0].direction if rows else None,
+            "floats": sum(row.floats for row in rows) // times,
+            "bytes": sum(row.bytes for row in rows) // times,
+            "fields": {
+                field: {
+                    "type": hints[field],
+                    "floats": sum(row.floats for row in rows if row.field == field) // times,
+                    "bytes": sum(row.bytes for row in rows if row.field == field) // times,
+                }
+                for field in dict.fromkeys(row.field for row in rows)
+            },
+        }
+    return {
+        "name": step.name,
+        "part": part,
+        "times": times,
+        "at": step.place.value,
+        "purpose": step.purpose,
+        "reads": step.reads.__name__ if step.reads else None,
+        "sends": message,
+    }
+
+
+def _memory(state: State | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {"name": type(state).__name__, "fields": _fields(state)}
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    hints, floats = describe(type(record)), record.floats()
+    return {name: {"type": hints[name], "floats": floats[name]} for name in hints}
+
+
+def _floats_per_round(sent: Sequence[Traffic]) -> dict[str, int]:
+    """Floats of one client up and to peers, and of the server's broadcast, in a round."""
+    speakers: dict[str, dict[str, int]] = {}
+    for row in sent:
+        if row.round > 0:
+            by_sender = speakers.setdefault(row.direction, {})
+            by_sender[row.sender] = by_sender.get(row.sender, 0) + row.floats
+    return {way: max(speakers.get(way, {0: 0}).values()) for way in ("up", "down", "peer")}
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """An image shape such as 3x32x32."""
+    try:
+        sides = tuple(int(side) for side in text.lower().split("x"))
+    except ValueError:
+        sides = ()
+    if not sides or math.prod(sides) <= 0:
+        raise BadValue(f"shape {text!r}: write it as channels x height x width, e.g. 3x32x32")
+    return sides

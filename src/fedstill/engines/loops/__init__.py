@@ -1,0 +1,1 @@
+"""How a described loop runs: recorded, compiled, stacked, and within which memory."""

@@ -1,0 +1,214 @@
+"""Loops as recorded CUDA graphs: the launches of a step are recorded once and replayed; no nodes.
+
+A step of a small network is hundreds of launches, which take the host longer than the GPU. They are
+the same for every batch of one shape, since objectives draw nothing and do not branch on values. So
+each shape is recorded once, over buffers that stay where they are, and a step is: copy the batch
+into its buffers, replay. Where batches of several steps can be made at once, so many steps are one
+recording. Results are those of the plain loop; a matrix product of tensors that lie
+elsewhere in memory may round differently.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.core import trees
+from fedstill.core.data import Batches
+from fedstill.core.loop import Descent, Loop
+from fedstill.engines.loops.compiled import Compiler, Steps
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+Ended = tuple[Any, Tensor]  # the carry at the end of a loop, and the mean loss
+
+WORTHWHILE = 4  # steps; recording costs about three, once for many rounds
+TOGETHER = 4  # steps in one recording, where their batches are made at once
+
+
+class Unrecordable(Exception):
+    """A step does what a recording cannot hold."""
+
+
+def worthwhile(loop: Loop[Any]) -> bool:
+    """Whether a loop may be recorded, and is long enough."""
+    body = loop.body
+    plain = isinstance(body, Descent) and body.privacy is None
+    return plain and len(loop.batches) >= WORTHWHILE
+
+
+class Recorder:
+    """Runs loops by replaying their steps; keeps what it recorded of the latest kinds of loop."""
+
+    def __init__(
+        self, record: Capture, keep: int = 32, notes: list[str] | None = None,
+        compiler: Compiler | None = None,
+    ):  # fmt: skip
+        self.record = record
+        self.keep = keep
+        self.compiler = compiler
+        self.notes = [] if notes is None else notes
+        self.known: OrderedDict[Any, _Recording] = OrderedDict()
+        self.refused: set[Any] = set()  # bodies of loops
+
+    def run(self, loop: Loop[Any]) -> Ended | None:
+        """The carry at the end and the mean loss; None for a loop that must be run step by step.
+
+        Which loops are replayed depends on the loop alone, so a resumed run does the same.
+        """
+        playing = self.playing(loop)
+        while True:
+            try:
+                next(playing)
+            except StopIteration as end:
+                ended: Ended | None = end.value
+                return ended
+            except torch.OutOfMemoryError:  # recordings hold memory; a plain step may fit
+                self.known.clear()
+                self.notes.append("no memory to record a loop; it was run step by step")
+                return None
+
+    def playing(self, loop: Loop[Any]) -> Generator[None, None, Ended | None]:
+        """As `run`, with a rest after every step."""
+        body = loop.body
+        if not worthwhile(loop) or body in self.refused:
+            return None
+        key = (body, trees.shape(loop.carry), trees.shape(dict(loop.given)))
+        if key not in self.known:
+            while len(self.known) >= self.keep:
+                self.known.popitem(last=False)
+            self.known[key] = _Recording(loop)
+        self.known.move_to_end(key)
+        try:
+            return (
+                yield from self.known[key].playing(loop, Steps(loop, self.compiler), self.record)
+            )
+        except Unrecordable as error:
+            del self.known[key]
+            self.refused.add(body)
+            self.notes.append(f"a loop is not recorded: {error}")
+            return None
+
+
+class _Recording:
+    """One kind of loop: its buffers, and a replay for each shape of batch."""
+
+    def __init__(self, loop: Loop[Any]):
+        self.carry = trees.map_tensors(torch.clone, loop.carry)
+        self.given = trees.map_tensors(torch.clone, dict(loop.given))
+        self.total = torch.zeros((), device=trees.tensors(self.carry)[0].device)
+        self.buffers: dict[Any, list[Tensor]] = {}  # for batches whose tensors have equal shapes
+        self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
+
+    def playing(
+        self, loop: Loop[Any], steps: Steps, record: Capture
+    ) -> Generator[None, None, Ended]:
+        """The whole loop, step by step."""
+        copy_all(trees.tensors(self.carry), trees.tensors(loop.carry))
+        copy_all(trees.tensors(self.given), trees.tensors(dict(loop.given)))
+        self.total.zero_()
+        done, length = 0, len(loop.batches)
+        while done < length:
+            batch = None
+            if done + TOGETHER <= length and isinstance(loop.batches, Batches):
+                batch = loop.batches.ahead(done, TOGETHER)
+            if batch is not None:
+                self._replay(batch, TOGETHER, steps, record)
+                done += TOGETHER
+            else:
+                self._replay(loop.batches[done], None, steps, record)
+                done += 1
+            yield
+        return trees.map_tensors(torch.clone, self.carry), self.total / length
+
+    def _replay(self, batch: Any, together: int | None, steps: Steps, record: Capture) -> None:
+        """One step; or some, whose batches are stacked."""
+        tensors, shape = trees.tensors(batch), (together, trees.shape(batch), steps.first)
+        if shape not in self.replays:
+            self.replays[shape] = self._recorded(batch, tensors, together, steps, record)
+        buffers, replay = self.replays[shape]
+        copy_all(buffers, tensors)
+        replay()
+
+    def _recorded(
+        self, batch: Any, tensors: list[Tensor], together: int | None, steps: Steps, record: Capture
+    ) -> tuple[list[Tensor], Replay]:
+        """A replay; what recording does to the buffers is undone."""
+        everything = [*tensors, *trees.tensors(self.carry), *trees.tensors(self.given)]
+        if any(tensor.device != self.total.device for tensor in everything):
+            raise Unrecordable("a number on the host would be recorded as a constant")
+        buffers = self.buffers.setdefault(
+            tuple((tensor.shape, tensor.dtype) for tensor in tensors),
+            [tensor.clone() for tensor in tensors],
+        )
+        copy_all(buffers, tensors)
+        resting = trees.with_tensors(batch, buffers)
+        moving = [*trees.tensors(self.carry), self.total]
+        before = [tensor.clone() for tensor in moving]
+
+        def step() -> None:
+            for at in [None] if together is None else range(together):
+                one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
+                moved, loss = steps(self.carry, self.given, one)
+                ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
+                copy_all(trees.tensors(self.carry), trees.tensors(ordered))
+                self.total.add_(loss)
+
+        replay = record(step)
+        copy_all(moving, before)
+        return buffers, replay
+
+
+def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Put values into the places, those of a kind in a few launches.
+
+    Different types together, or gaps in one of them, would cost a launch for every tensor.
+    """
+    kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        dense = place.is_contiguous() and value.is_contiguous()
+        stackable = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
+        stackable[0].append(place)
+        stackable[1].append(value)
+    for mine, theirs in kinds.values():
+        torch._foreach_copy_(mine, theirs)
+
+
+class CudaGraphs:
+    """Records steps as CUDA graphs that share their memory, since one is replayed at a time."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        with torch.cuda.device(device):
+            self.memory: Any = torch.cuda.graph_pool_handle()
+            self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, step: Callable[[], None]) -> Replay:
+        with torch.cuda.device(self.device):
+            return self._recorded(step)
+
+    def _recorded(self, step: Callable[[], None]) -> Replay:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            step()  # libraries prepare themselves at the first call; a fault shows here
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self.memory)
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
+        except torch.OutOfMemoryError:
+            self.memory = torch.cuda.graph_pool_handle()
+            raise
+        except RuntimeError as error:
+            self.memory = torch.cuda.graph_pool_handle()  # the other one may be left half-used
+            raise Unrecordable(str(error)) from error
+        return graph.replay

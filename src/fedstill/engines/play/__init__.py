@@ -1,0 +1,1 @@
+"""Who plays a step: node after node, in stacks, on streams, or without training."""

@@ -1,0 +1,195 @@
+"""Nodes meet at each awaited loop and loops alike run as one; no method knowledge.
+
+Loops with the same body and the same shapes can be stacked. A client whose loop is shorter leaves
+the stack when it is done; batches of another shape run in a stack of their own. Examples are never
+padded, so the result is that of `in_process` up to the order of floating-point sums.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedstill.core import trees
+from fedstill.core.errors import StepError
+from fedstill.core.loop import Loop
+from fedstill.core.method import Step
+from fedstill.core.node import Inbox, Node
+from fedstill.core.records import NodeId
+from fedstill.engines.engine import Outcome
+from fedstill.engines.loops.memory_estimate import loops_that_fit
+from fedstill.engines.loops.recorded import (
+    CudaGraphs,
+    Unrecordable,
+)
+from fedstill.engines.loops.stacks import Stack, StackRecorder
+from fedstill.engines.play.in_process import InProcess
+
+
+@dataclass
+class Acting:
+    """A node in the middle of a step."""
+
+    node: Node[Any]
+    coroutine: Any = None
+    answer: Any = None
+    waiting: Loop[Any] | None = None
+    message: Any = None
+
+
+class Batched(InProcess):
+    """Plays all nodes to their next `await`, then runs their loops together."""
+
+    name = "batched"
+
+    def __init__(self, *args: Any, stack_at_most: int = 256, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.stack_at_most = stack_at_most
+        self.fitting: dict[Any, int] = {}  # loops in a stack, by kind
+        recording = self.recorder is not None
+        self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None
+
+    def play(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> dict[NodeId, Outcome]:
+        outcomes: dict[NodeId, Outcome] = {}
+        actors: list[Acting] = []
+        for id, inbox in inboxes.items():
+            gone = self._absence(step, round, id)
+            if gone:
+                outcomes[id] = Outcome(absent=gone)
+                continue
+            actor = Acting(self.node(id, round, step.name))
+            actors.append(actor)
+            self._guarded(
+                step, round, actor, lambda actor=actor, inbox=inbox: self._enter(step, actor, inbox)
+            )
+        while waiting := [actor for actor in actors if actor.waiting is not None]:
+            self._run_loops(step, round, waiting)
+            for actor in waiting:
+                self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
+        made = self._all_committed([(actor.node, actor.message) for actor in actors])
+        outcomes |= {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
+        return {id: outcomes[id] for id in inboxes}
+
+    def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
+        """Run the loops that nodes wait for, and put down each one's answer."""
+        self._run_stacks(step, round, self._stackable(waiting))
+
+    def _run_stacks(self, step: Step, round: int, queue: list[list[Acting]]) -> None:
+        """Stacks that memory should suffice for; if it does not, each is run in two.
+
+        Later ones are no larger.
+        """
+        while queue:
+            stackable = queue.pop(0)
+            size = self._fitting(stackable)
+            if len(stackable) > size:
+                queue[:0] = [stackable[i : i + size] for i in range(0, len(stackable), size)]
+                continue
+            try:
+                self._run_together(step, round, stackable)
+            except torch.OutOfMemoryError:
+                self.stack_at_most = half = len(stackable) // 2
+                self.notes.append(f"memory did not suffice; from now on stacks of {half} at most")
+                queue[:0] = [stackable[:half], stackable[half:]]
+
+    def _guarded(self, step: Step, round: int, actor: Acting, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:
+            raise failed(step, round, actor.node.id, error) from error
+
+    def _enter(self, step: Step, actor: Acting, inbox: Inbox[Any]) -> None:
+        acting = step(actor.node, inbox)
+        if inspect.iscoroutine(acting):
+            actor.coroutine = acting
+            self._advance(actor)
+        else:
+            actor.message = acting
+
+    def _advance(self, actor: Acting) -> None:
+        """Go on to the next awaited loop, or to the end."""
+        try:
+            actor.waiting = actor.coroutine.send(actor.answer)
+        except StopIteration as end:
+            actor.waiting, actor.message = None, end.value
+
+    def _stackable(self, waiting: Sequence[Acting]) -> list[list[Acting]]:
+        """Loops that can be stacked, no more at once than `stack_at_most`."""
+        groups: dict[Any, list[Acting]] = {}
+        for actor in waiting:
+            loop = actor.waiting
+            assert loop is not None
+            key = (loop.body, trees.shape(loop.carry), trees.shape(dict(loop.given)))
+            groups.setdefault(key, []).append(actor)
+        size = self.stack_at_most
+        return [
+            stackable[i : i + size]
+            for stackable in groups.values()
+            for i in range(0, len(stackable), size)
+        ]
+
+    def _fitting(self, stackable: list[Acting]) -> int:
+        """How many of these may be one stack: all, unless memory is scarce when they first meet."""
+        if len(stackable) == 1:
+            return 1
+        longest = max(
+            (actor.waiting for actor in stackable if actor.waiting),
+            key=lambda loop: len(loop.batches),
+        )
+        kind = (
+            longest.body,
+            trees.shape(longest.carry),
+            trees.shape(trees.tensors(dict(longest.given))),
+        )
+        if kind not in self.fitting:
+            fit = loops_that_fit(longest, self.device)
+            self.fitting[kind] = self.stack_at_most if fit is None else fit
+            if self.fitting[kind] < min(len(stackable), self.stack_at_most):
+                self.notes.append(f"stacks of {fit} at most, by the memory that is free")
+        return min(self.fitting[kind], self.stack_at_most)
+
+    def _run_together(self, step: Step, round: int, stackable: list[Acting]) -> None:
+        loops = [actor.waiting for actor in stackable if actor.waiting is not None]
+        if len(loops) == 1:
+            self._guarded(step, round, stackable[0], lambda: self._run_alone(stackable[0]))
+            return
+        by_length = sorted(range(len(loops)), key=lambda i: -len(loops[i].batches))
+        stack: Stack | None = None
+        try:
+            in_order = [loops[i] for i in by_length]
+            try:
+                stack = Stack(in_order, self.stacks, self.compiler)
+                ended = stack.run()
+            except Unrecordable as error:
+                self.stacks = None
+                self.notes.append(f"stacks are not recorded: {error}")
+                stack = Stack(in_order, compiler=self.compiler)
+                ended = stack.run()
+        except torch.OutOfMemoryError:
+            if self.stacks:
+                self.stacks.kinds.clear()  # recordings hold memory
+            raise
+        except Exception as error:
+            place, cause = (stack and stack.culprit()) or (None, error)
+            guilty = stackable if place is None else [stackable[by_length[place]]]
+            names = ", ".join(actor.node.id for actor in guilty)
+            raise failed(step, round, names, cause) from cause
+        for place, (carry, loss) in enumerate(ended):
+            actor = stackable[by_length[place]]
+            actor.answer = carry
+            if loss is not None:
+                actor.node.log(loss=loss)
+
+    def _run_alone(self, actor: Acting) -> None:
+        assert actor.waiting is not None
+        actor.answer = self._run(actor.waiting, actor.node)
+
+
+def failed(step: Step, round: int, node: NodeId, cause: BaseException) -> StepError:
+    return StepError(type(step.method).__name__, step.name, node, round, cause)

@@ -1,0 +1,179 @@
+"""The engine one reads first: node after node, loop after loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.core import algebra
+from fedstill.core.errors import StepError
+from fedstill.core.loop import Loop
+from fedstill.core.method import Method, Step
+from fedstill.core.node import SERVER, Cache, Inbox, Node
+from fedstill.core.records import Message, NodeId, State
+from fedstill.engines.engine import (
+    Absences,
+    Everybody,
+    Outcome,
+    Question,
+    Scores,
+)
+from fedstill.engines.loops.compiled import Compiler, Steps
+from fedstill.engines.loops.recorded import CudaGraphs, Recorder
+from fedstill.engines.memories import Memories
+
+
+class InProcess:
+    """Plays a step on its nodes in turn."""
+
+    name = "in_process"
+
+    def __init__(
+        self,
+        method: Method,
+        everybody: Everybody,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        absences: Absences | None = None,
+        cache: Cache | None = None,
+        record: bool = True,
+        compile: bool = False,
+        graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
+        memory_limit: int | None = None,
+    ):
+        self.method = method
+        self.everybody = everybody
+        self.seed = seed
+        self.device = torch.device(device)
+        self.absences = absences
+        self.cache = cache
+        self.notes: list[str] = []
+        self.compiler = Compiler(self.notes) if compile else None
+        self.recorder: Recorder | None = None
+        if record and self.device.type == "cuda":
+            graphs = CudaGraphs(self.device)
+            self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
+        self.graph = graph
+        self.states = Memories(memory_limit, self.device)
+
+    def restore(self, states: Mapping[NodeId, State | None]) -> None:
+        """Go on from these memories."""
+        self.states.clear()
+        self.states.update(states)
+
+    def play(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> dict[NodeId, Outcome]:
+        """One step on every node that has an inbox."""
+        return {id: self._play_one(step, round, id, inbox) for id, inbox in inboxes.items()}
+
+    def _play_one(self, step: Step, round: int, id: NodeId, inbox: Inbox[Any]) -> Outcome:
+        gone = self._absence(step, round, id)
+        if gone:
+            return Outcome(absent=gone)
+        node = self.node(id, round, step.name)
+        try:
+            acting = step(node, inbox)
+            message = self._driven(acting, node) if inspect.iscoroutine(acting) else acting
+        except Exception as error:
+            raise StepError(type(step.method).__name__, step.name, id, round, error) from error
+        return self._committed(node, message)
+
+    def _driven(self, acting: Any, node: Node[Any]) -> Any:
+        """Run a step to its end, doing each loop that it awaits."""
+        answer: Any = None
+        while True:
+            try:
+                loop = acting.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = self._run(loop, node)
+
+    def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
+        replayed = self.recorder.run(loop) if self.recorder else None
+        if replayed is not None:
+            carry, loss = replayed
+            node.log(loss=loss)
+            return carry
+        carry = loop.carry
+        losses: list[Tensor] = []
+        step = Steps(loop, self.compiler)
+        for batch in loop.batches:
+            carry, loss = step(carry, loop.given, batch)
+            losses.append(loss)
+        if losses:
+            node.log(loss=torch.stack(losses).mean())
+        return carry
+
+    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        """A node as a step sees it; its memory is made the first time it is asked for."""
+        if id not in self.states:
+            fresh = self._bare(id, 0, "memory")
+            make = self.method.server_state if id == SERVER else self.method.client_state
+            self.states[id] = make(fresh)
+        node = self._bare(id, round, step)
+        node.state = self.states[id]
+        return node
+
+    def look(
+        self, ids: Sequence[NodeId], round: int, step: str, question: Question
+    ) -> Iterator[tuple[NodeId, Scores]]:
+        """Node after node what a question finds in it; nothing is changed."""
+        for id in ids:
+            yield id, question(self.node(id, round, step))
+
+    def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        party = self.everybody.party(id)
+        return Node(
+            id,
+            round,
+            None,
+            model=party.model.on(self.device),
+            data=party.data,
+            public=self.everybody.public,
+            models=self.everybody.models,
+            graph=self.graph,
+            seed=self.seed,
+            step=step,
+            device=self.device,
+            cache=self.cache,
+        )
+
+    def _absence(self, step: Step, round: int, id: NodeId) -> str | None:
+        return self.absences(self.method, step.name, round, id) if self.absences else None
+
+    def _committed(self, node: Node[Any], message: Any) -> Outcome:
+        """Keep the memory of a step that succeeded; move its numbers to the host."""
+        return self._all_committed([(node, message)])[0]
+
+    def _all_committed(self, ended: Sequence[tuple[Node[Any], Any]]) -> list[Outcome]:
+        """The same for several nodes; the host waits for the device once or twice, not for each.
+
+        Messages are looked at now, since a moment later the processor has to fetch them again.
+        """
+        sent = [message for _, message in ended if isinstance(message, Message)]
+        strange = iter(algebra.not_finite_each(sent))
+        told = iter(_on_host([n for node, _ in ended for n in node.numbers.values()]))
+        outcomes = []
+        for node, message in ended:
+            self.states[node.id] = node.state
+            numbers = {name: next(told) for name in node.numbers}
+            bad = next(strange) if isinstance(message, Message) else None
+            outcomes.append(
+                Outcome(message, numbers, tuple(node.spent), dict(node.rejected), bad=bad)
+            )
+        return outcomes
+
+
+def _on_host(numbers: Sequence[float | Tensor]) -> list[float]:
+    """Numbers that may be on a device, fetched together."""
+    there = [n.detach() for n in numbers if isinstance(n, Tensor) and n.is_cuda]
+    if len({n.dtype for n in there}) > 1:
+        there = [n.double() for n in there]
+    fetched = iter(torch.stack(there).tolist() if there else [])
+    return [next(fetched) if isinstance(n, Tensor) and n.is_cuda else float(n) for n in numbers]

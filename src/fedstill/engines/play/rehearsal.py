@@ -1,0 +1,18 @@
+"""The engine that plays every step and skips every loop: exact messages, no training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedstill.core.loop import Loop
+from fedstill.core.node import Node
+from fedstill.engines.play.in_process import InProcess
+
+
+class Rehearsal(InProcess):
+    """A loop's result has the shape of its start, so messages have their true sizes."""
+
+    name = "rehearsal"
+
+    def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
+        return loop.carry

@@ -1,0 +1,178 @@
+"""Loops side by side on one GPU: every lane replays a loop of its own; no arithmetic.
+
+One client's step seldom fills a GPU. Clients may be stacked, which needs loops of equal shapes
+and other kernels; or their recorded steps may run beside each other, each on a stream of its own,
+whatever their networks and lengths. The results are then those of `in_process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedstill.core.loop import Descent, Loop
+from fedstill.core.method import Step
+from fedstill.engines.loops.compiled import Compiler
+from fedstill.engines.loops.recorded import CudaGraphs, Ended, Recorder, worthwhile
+from fedstill.engines.play.batched import Acting, Batched, failed
+
+LANES = 8  # more do not make a GPU do more, and each has memory of its own
+STACK = 8  # so many loops of networks that stack well are a stack
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A place where one loop runs at a time."""
+
+    recorder: Recorder
+    entered: Callable[[], AbstractContextManager[Any]] = nullcontext  # what runs inside, runs here
+    begin: Callable[[], None] = lambda: None  # wait for what was done outside
+    end: Callable[[], None] = lambda: None  # let the outside wait for what was done here
+
+
+def cuda_stream(device: torch.device, notes: list[str], compiler: Compiler | None) -> Stream:
+    """A lane with a stream and memory of its own."""
+    graphs = CudaGraphs(device)
+    stream = graphs.stream
+    return Stream(
+        Recorder(graphs, notes=notes, compiler=compiler),
+        lambda: torch.cuda.stream(stream),
+        lambda: stream.wait_stream(torch.cuda.current_stream(device)),
+        lambda: torch.cuda.current_stream(device).wait_stream(stream),
+    )
+
+
+class Failed(Exception):
+    """A loop failed: which one, and how."""
+
+    def __init__(self, place: int, cause: Exception):
+        super().__init__(str(cause))
+        self.place, self.cause = place, cause
+
+
+class StreamSet:
+    """Some lanes; fewer when their memory does not suffice."""
+
+    def __init__(
+        self, make: Callable[[], Stream], count: int = LANES, notes: list[str] | None = None
+    ):
+        self.make = make
+        self.count = count
+        self.notes = [] if notes is None else notes
+        self.lanes: list[Stream] = []
+
+    def run(self, loops: Sequence[Loop[Any]]) -> list[Ended | None]:
+        """How each loop ended; None for one that must be run step by step.
+
+        When memory runs out, the loops that have not ended are begun again in half as many lanes;
+        a loop that does not fit into one is left to the caller.
+        """
+        ended: dict[int, Ended | None] = {}
+        while self.count and len(ended) < len(loops):
+            self.lanes += [self.make() for _ in range(self.count - len(self.lanes))]
+            try:
+                self._pass(loops, ended)
+            except torch.OutOfMemoryError:
+                self.lanes.clear()
+                self.count //= 2
+                left = f"{self.count} lanes" if self.count else "none: loops run step by step"
+                self.notes.append(f"the device's memory did not suffice; from now on {left}")
+        return [ended.get(place) for place in range(len(loops))]
+
+    def _pass(self, loops: Sequence[Loop[Any]], ended: dict[int, Ended | None]) -> None:
+        """Longest loops first; a lane that is free takes the next one."""
+        longest = sorted(range(len(loops)), key=lambda place: -len(loops[place].batches))
+        waiting = [place for place in longest if place not in ended]
+        for lane in self.lanes:
+            lane.begin()
+        try:
+            running: dict[int, tuple[int, Playing]] = {}
+            while waiting or running:
+                for number, lane in enumerate(self.lanes):
+                    if number not in running:
+                        if not waiting:
+                            continue
+                        place = waiting.pop(0)
+                        running[number] = (place, lane.recorder.playing(loops[place]))
+                    place, playing = running[number]
+                    try:
+                        with lane.entered():
+                            next(playing)
+                    except StopIteration as end:
+                        ended[place] = end.value
+                        del running[number]
+                    except torch.OutOfMemoryError:
+                        raise
+                    except Exception as error:
+                        raise Failed(place, error) from error
+        finally:
+            for lane in self.lanes:
+                lane.end()
+
+
+Playing = Generator[None, None, Ended | None]
+
+
+class Streams(Batched):
+    """Plays all nodes to their next `await`, then runs their loops side by side."""
+
+    name = "lanes"
+
+    def __init__(self, *args: Any, lanes: int = LANES, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.road: StreamSet | None = None
+        if self.recorder is not None:
+            self.road = StreamSet(
+                lambda: cuda_stream(self.device, self.notes, self.compiler), lanes, self.notes
+            )
+
+    def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
+        """What stacks well in stacks, recordable loops in lanes, the rest as `in_process` would."""
+        if self.road is not None:
+            stacked = [
+                stackable for stackable in self._stackable(waiting) if stacks_well(stackable)
+            ]
+            done = {id(actor) for stackable in stacked for actor in stackable}
+            self._run_stacks(step, round, stacked)
+            waiting = [actor for actor in waiting if id(actor) not in done]
+        fit: list[Acting] = []
+        left: list[Acting] = []
+        for actor in waiting:
+            recordable = actor.waiting is not None and worthwhile(actor.waiting)
+            (fit if self.road is not None and recordable else left).append(actor)
+        if self.road is not None:
+            left += self._side_by_side(self.road, step, round, fit)
+        for actor in left:
+            self._guarded(step, round, actor, lambda actor=actor: self._run_alone(actor))
+
+    def _side_by_side(
+        self, road: StreamSet, step: Step, round: int, actors: list[Acting]
+    ) -> list[Acting]:
+        """Run what can be recorded; the others are returned."""
+        loops = [actor.waiting for actor in actors if actor.waiting is not None]
+        try:
+            ended = road.run(loops)
+        except Failed as error:
+            raise failed(step, round, actors[error.place].node.id, error.cause) from error.cause
+        left = []
+        for actor, end in zip(actors, ended, strict=True):
+            if end is None:
+                left.append(actor)
+                continue
+            actor.answer, loss = end
+            actor.node.log(loss=loss)
+        return left
+
+
+def stacks_well(stackable: Sequence[Acting]) -> bool:
+    """Whether these loops train enough networks of a kind that is faster as a stack."""
+    loop = stackable[0].waiting
+    if loop is None or not isinstance(loop.body, Descent) or loop.body.privacy is not None:
+        return False
+    value = loop.carry[0]
+    trains = isinstance(value, dict) and value.keys() == loop.body.model.initial().keys()
+    return len(stackable) >= STACK and trains and loop.body.model.stacks_well

@@ -1,0 +1,1 @@
+"""Kernels for a GPU, written in Triton; imported only where Triton is installed."""

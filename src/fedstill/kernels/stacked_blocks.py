@@ -1,0 +1,429 @@
+"""GPU kernels of ConvNet blocks in half precision for a stack of networks; only where Triton is.
+
+Every member of the stack has its own weights and its own images; a network that is trained alone
+is a stack of one. The framework makes a convolution
+of such a stack one with groups, which its library does slowly. Here it is a matrix product for each
+member: of what a pixel sees (nine taps, all channels) and the member's weights. Maps are of two
+bytes a number and lie in memory pixel by pixel, all channels of a pixel side by side. Sums are in
+single precision and of a fixed order, and heights and widths are even.
+
+Between blocks gradients are `GAIN` times louder than outside, since half precision would round
+small numbers to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedstill.kernels.blocks import EPS
+from fedstill.kernels.half_blocks import NormTiles, _norm_relu_pool, _slopes, norm_tiles
+from fedstill.models.by_pixel import GAIN
+
+
+class Tiles(NamedTuple):
+    """What one program of a convolution works on at a time, and with how many threads.
+
+    `inputs` counts channels of all nine taps; a tile of one tap, which divides them, is simplest.
+    """
+
+    pixels: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+# The choices below were the best of some on an H200.
+
+
+def convolution_tiles(inputs: int, outputs: int) -> Tiles:
+    """For a convolution from so many channels to so many; also the one back to its input."""
+    out = _tile(outputs, 128)
+    seen = 32 if inputs == 32 else _tile(9 * inputs, 64)
+    if seen < 64 and out == 128:  # images
+        return Tiles(64, out, seen, 4, 2)
+    return Tiles(128, out, seen, 8 if out == 128 else 4, 3)
+
+
+def weighing_tiles(inputs: int, outputs: int) -> Tiles:
+    """For the gradient of a convolution's weights."""
+    out = _tile(outputs, 128)
+    if out == 128:
+        return Tiles(64, out, _tile(9 * inputs, 64), 4, 3 if inputs < 16 else 4)
+    seen = _tile(9 * inputs, 128)
+    return Tiles(128 if inputs < 16 else 64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
+
+
+PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
+
+
+def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
+    """avg_pool2d(relu(instance_norm(conv2d(x, weight)) * scale + shift), 2), in half precision.
+
+    For one level of `torch.func.vmap` and gradients in it of first order, or for one network
+    outside of `torch.func`. `x` holds images in single precision, whose gradients are as loud as
+    those outside, or what a block returned.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return _Alone.apply(x, weight, scale, shift, padding)  # type: ignore[no-untyped-call,no-any-return]
+    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
+
+
+def in_single(maps: Tensor) -> Tensor:
+    """What a block returned, for the outside: in single precision, its gradient made louder."""
+    return _InSingle.apply(maps)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _InSingle(torch.autograd.Function):
+    """Gradients enter the blocks here."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(maps: Tensor) -> Tensor:
+        return maps.float()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * GAIN).half()
+
+
+class _Block(torch.autograd.Function):
+    """The block; what its gradient needs is returned as well, since only that can be kept."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(made[0] for made in _forward(*_stacked_once(inputs)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, _, scale, shift, padding = inputs
+        ctx.padding = padding
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, scale, shift, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 5
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        x, *norm, laid = ctx.saved_tensors
+        with torch.no_grad():
+            *norm, grad = _NormSlopes.apply(grad, *norm)
+            to_x = _ImageSlopes.apply(grad, x, laid, ctx.padding) if of_x else None
+            to_weight = _WeightSlopes.apply(grad, x, ctx.padding) if of_weight else None
+        return to_x, to_weight, *norm, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        return _forward(*_stacked(info, in_dims, inputs)), 0
+
+
+class _Alone(torch.autograd.Function):
+    """The block of a network that is not in a stack."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        x, _, scale, shift, ctx.padding = inputs
+        pooled, *kept = _forward(*_stacked_once(inputs))
+        ctx.save_for_backward(x, scale, shift, *kept)
+        return pooled[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, shift, *kept, laid = ctx.saved_tensors
+        grad, x, scale, shift = _stacked_once((grad, x, scale, shift))
+        *norm, grad = norm_slopes(grad, scale, shift, *kept)
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        to_x = image_slopes(grad, x, laid, ctx.padding)[0] if of_x else None
+        to_weight = weight_slopes(grad, x, ctx.padding)[0] if of_weight else None
+        return to_x, to_weight, *(one[0] for one in norm), None
+
+
+def _function(launch: Callable[..., Any]) -> Any:
+    """A launch for stacks as `torch.func` wants it: with a rule for a vmap, without a gradient."""
+
+    class Launched(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            made = launch(*_stacked_once(inputs))
+            return tuple(one[0] for one in made) if isinstance(made, tuple) else made[0]
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+            return launch(*_stacked(info, in_dims, inputs)), 0
+
+    return Launched
+
+
+def _stacked_once(inputs: tuple[Any, ...]) -> list[Any]:
+    """What is not stacked, as a stack of one."""
+    return [one[None] if isinstance(one, Tensor) else one for one in inputs]
+
+
+def _stacked(info: Any, in_dims: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """All tensors with a first axis for members; what they share is not copied."""
+    found = []
+    for one, dim in zip(inputs, in_dims, strict=True):
+        if isinstance(one, Tensor):
+            one = one.expand(info.batch_size, *one.shape) if dim is None else one.movedim(dim, 0)
+        found.append(one)
+    return found
+
+
+def _forward(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
+) -> tuple[Tensor, ...]:
+    """The pooled maps; then for the gradient the maps before, their moments and the weights."""
+    laid = laid_out(weight)
+    maps = convolved(x, laid, padding)
+    return *normed(maps, scale, shift), laid
+
+
+def laid_out(weight: Tensor) -> Tensor:
+    """[member, output, input, 3, 3] as [member, tap, input, output], in half precision."""
+    moved = weight.flatten(3).permute(0, 3, 2, 1)
+    return moved.to(torch.float16, memory_format=torch.contiguous_format)
+
+
+def by_pixel(maps: Tensor) -> Tensor:
+    """[member, image, channel, y, x], of which the channels of a pixel lie side by side."""
+    return maps.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _empty(*shape: int, like: Tensor) -> Tensor:
+    """Maps in half precision, [member, image, channel, y, x] by pixel."""
+    members, images, channels, height, width = shape
+    flat = (members, images, height, width, channels)
+    return torch.empty(flat, dtype=torch.float16, device=like.device).permute(0, 1, 4, 2, 3)
+
+
+def convolved(x: Tensor, laid: Tensor, padding: int, tiles: Tiles | None = None) -> Tensor:
+    """conv2d of [member, image, input, y, x], each member by its own weights."""
+    members, images, _, height, width = x.shape
+    grow = 2 * padding - 2
+    maps = _empty(members, images, laid.shape[3], height + grow, width + grow, like=x)
+    _launch_convolution(x, laid, maps, padding, 1.0, False, tiles)
+    return maps
+
+
+def image_slopes(
+    grad: Tensor, x: Tensor, laid: Tensor, padding: int, tiles: Tiles | None = None
+) -> Tensor:
+    """The gradient of a convolution's input: the convolution of its output's, weights turned."""
+    single = x.dtype == torch.float32
+    to_x = torch.empty(x.shape, device=x.device) if single else _empty(*x.shape, like=x)
+    gain = 1 / GAIN if single else 1.0
+    _launch_convolution(grad, laid, to_x, 2 - padding, gain, True, tiles)
+    return to_x
+
+
+def _launch_convolution(
+    x: Tensor, laid: Tensor, out: Tensor, padding: int, gain: float, turned: bool,
+    tiles: Tiles | None,
+) -> None:  # fmt: skip
+    members, images, inputs, height, width = x.shape
+    outputs, high, wide = out.shape[2:]
+    tiles = tiles or convolution_tiles(inputs, outputs)
+    pixels = images * high * wide
+    programs = (triton.cdiv(pixels, tiles.pixels), triton.cdiv(outputs, tiles.outputs), members)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        _convolve[programs](
+            x, laid.contiguous(), out, gain, pixels, *x.stride(), *out.stride(), inputs, outputs,
+            height, width, high, wide, padding, turned,
+            tiles.pixels, tiles.outputs, tiles.inputs,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+
+def weight_slopes(
+    grad: Tensor, x: Tensor, padding: int, tiles: Tiles | None = None, shares: int | None = None
+) -> Tensor:
+    """The gradient of a convolution's weights, [member, output, input, 3, 3].
+
+    Where programs are few, each sums over a share of the pixels, and then the shares are summed.
+    """
+    members, images, inputs, height, width = x.shape
+    outputs, high, wide = grad.shape[2:]
+    tiles = tiles or weighing_tiles(inputs, outputs)
+    parts = triton.cdiv(9 * inputs, tiles.inputs)
+    across = triton.cdiv(outputs, tiles.outputs)
+    pixels = images * high * wide
+    if shares is None:
+        shares = triton.cdiv(PROGRAMS, parts * across * members)
+    share = max(1, triton.cdiv(pixels, shares * tiles.pixels)) * tiles.pixels
+    shares = max(1, triton.cdiv(pixels, share))
+    found = torch.empty((members, shares, outputs, inputs, 3, 3), device=x.device)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        _weigh[(parts * shares, across, members)](
+            x, by_pixel(grad), found, 1 / GAIN, pixels, share, *x.stride(), inputs, outputs,
+            height, width, high, wide, padding,
+            tiles.pixels, tiles.outputs, tiles.inputs,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+    return found[:, 0] if shares == 1 else found.sum(1)
+
+
+def normed(
+    maps: Tensor, scale: Tensor, shift: Tensor, tiles: NormTiles | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The pooled maps, those they are made of, and each map's mean and inverse deviation."""
+    members, images, channels, height, width = maps.shape
+    pooled = _empty(members, images, channels, height // 2, width // 2, like=maps)
+    mean = torch.empty((members, images, channels), device=maps.device)
+    factor = torch.empty_like(mean)
+    tiles = tiles or norm_tiles(channels, height, width)
+    with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
+        _norm_relu_pool[(members * images * triton.cdiv(channels, tiles.channels),)](
+            maps, scale.contiguous(), shift.contiguous(), pooled, mean, factor, images, channels,
+            EPS, False, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
+        )  # fmt: skip
+    return pooled, maps, mean, factor
+
+
+def norm_slopes(
+    grad: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    maps: Tensor,
+    mean: Tensor,
+    factor: Tensor,
+    tiles: NormTiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of scale and shift, summed over images in a fixed order, and of the maps."""
+    members, images, channels, height, width = maps.shape
+    to_maps = _empty(*maps.shape, like=maps)
+    to_both = torch.empty((members, images, 2, channels), device=maps.device)
+    tiles = tiles or norm_tiles(channels, height, width)
+    with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
+        _slopes[(members * images * triton.cdiv(channels, tiles.channels),)](
+            by_pixel(maps), scale.contiguous(), shift.contiguous(), mean.contiguous(),
+            factor.contiguous(), by_pixel(grad), to_maps, to_both, 1 / GAIN, images, channels,
+            False, True, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
+        )  # fmt: skip
+    to_scale, to_shift = to_both.sum(1).unbind(1)
+    return to_scale, to_shift, to_maps
+
+
+_NormSlopes = _function(norm_slopes)
+_ImageSlopes = _function(image_slopes)
+_WeightSlopes = _function(weight_slopes)
+
+
+def _tile(channels: int, most: int) -> int:
+    """A matrix product takes sixteen or more, in powers of two."""
+    return max(16, min(most, int(triton.next_power_of_2(channels))))
+
+
+@triton.jit
+def _tap(part, unit, IN: tl.constexpr, INPUTS: tl.constexpr):
+    """Which of nine, how far down and right: one for all units of a part, or each unit's own."""
+    if IN % INPUTS == 0:
+        tap = part // (IN // INPUTS)
+        return tap, tap // 3, tap % 3
+    else:
+        tap = unit // IN
+        return tap, (tap // 3)[None, :], (tap % 3)[None, :]
+
+
+@triton.jit
+def _convolve(
+    x, laid, out, gain, pixels,
+    x_member, x_image, x_channel, x_row, x_column,
+    out_member, out_image, out_channel, out_row, out_column,
+    IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, TURNED: tl.constexpr,
+    PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """Some pixels of a member's images, some channels of what comes out."""
+    member = tl.program_id(2).to(tl.int64)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    there = pixel < pixels
+    image = pixel // (HIGH * WIDE)
+    row = pixel // WIDE % HIGH
+    column = pixel % WIDE
+    corner = image * x_image + (row - PADDING) * x_row + (column - PADDING) * x_column
+    start = x + member * x_member + corner[:, None]
+    weights = laid + member * (9 * IN * OUT)
+    total = tl.zeros([PIXELS, OUTPUTS], tl.float32)
+    for step in range((9 * IN + INPUTS - 1) // INPUTS):
+        unit = step * INPUTS + tl.arange(0, INPUTS)
+        known = unit < 9 * IN
+        part = unit % IN
+        tap, down, right = _tap(step, unit, IN, INPUTS)
+        high = row[:, None] + (down - PADDING)
+        wide = column[:, None] + (right - PADDING)
+        inside = (high >= 0) & (high < HEIGHT) & (wide >= 0) & (wide < WIDTH) & there[:, None]
+        where = start + (down * x_row + right * x_column) + part[None, :] * x_channel
+        seen = tl.load(where, mask=inside & known[None, :], other=0.0).to(tl.float16)
+        if TURNED:
+            place = ((8 - tap) * (OUT * IN) + part)[:, None] + channel[None, :] * IN
+        else:
+            place = (tap * (IN * OUT) + part * OUT)[:, None] + channel[None, :]
+        fits = known[:, None] & (channel < OUT)[None, :]
+        total = tl.dot(seen, tl.load(weights + place, mask=fits, other=0.0), total)
+    first = out + member * out_member
+    place = (image * out_image + row * out_row + column * out_column)[:, None]
+    value = (total * gain).to(out.dtype.element_ty)
+    fits = there[:, None] & (channel < OUT)[None, :]
+    tl.store(first + place + channel[None, :] * out_channel, value, mask=fits)
+
+
+@triton.jit
+def _weigh(
+    x, grad, out, gain, pixels, share,
+    x_member, x_image, x_channel, x_row, x_column,
+    IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr,
+    PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """Some weights of a member, of one tap or of all, over a share of its pixels."""
+    member = tl.program_id(2).to(tl.int64)
+    parts: tl.constexpr = (9 * IN + INPUTS - 1) // INPUTS
+    mine = tl.program_id(0) % parts
+    number = tl.program_id(0) // parts
+    unit = mine * INPUTS + tl.arange(0, INPUTS)
+    known = unit < 9 * IN
+    part = unit % IN
+    tap, down, right = _tap(mine, unit, IN, INPUTS)
+    channel = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    counts = channel < OUT
+    move = (down - PADDING) * x_row + (right - PADDING) * x_column + part[None, :] * x_channel
+    start = x + member * x_member + move
+    told = grad + member * pixels * OUT + channel[None, :]
+    total = tl.zeros([INPUTS, OUTPUTS], tl.float32)
+    end = tl.minimum((number + 1) * share, pixels)
+    for begin in range(number * share, end, PIXELS):
+        pixel = begin + tl.arange(0, PIXELS)
+        there = (pixel < end)[:, None]
+        row = (pixel // WIDE % HIGH)[:, None]
+        column = (pixel % WIDE)[:, None]
+        high = row + (down - PADDING)
+        wide = column + (right - PADDING)
+        inside = (high >= 0) & (high < HEIGHT) & (wide >= 0) & (wide < WIDTH) & there
+        where = (pixel // (HIGH * WIDE))[:, None] * x_image + row * x_row + column * x_column
+        seen = tl.load(start + where, mask=inside & known[None, :], other=0.0).to(tl.float16)
+        heard = tl.load(told + pixel[:, None] * OUT, mask=there & counts[None, :], other=0.0)
+        total = tl.dot(tl.trans(seen), heard, total)
+    shares = tl.num_programs(0) // parts
+    first = out + (member * shares + number) * (9 * IN * OUT)
+    place = (part * 9 + tap)[:, None] + channel[None, :] * (9 * IN)
+    tl.store(first + place, total * gain, mask=known[:, None] & counts[None, :])

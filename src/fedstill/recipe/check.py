@@ -1,0 +1,289 @@
+"""Tables checked: names looked up, values read into dataclasses, all faults at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from fedstill.core import ranges
+from fedstill.core.errors import BadValue, RecipeError, unknown
+from fedstill.core.method import Method
+from fedstill.data import DATASETS, PARTITIONS
+from fedstill.federation.topology import TOPOLOGIES
+from fedstill.methods import METHODS
+from fedstill.methods.virtual import Virtual
+from fedstill.models import MODELS
+from fedstill.recipe.fields import as_hinted, read_table
+from fedstill.recipe.tables import (
+    BASE_FIELDS,
+    FREE_TABLES,
+    QUICK,
+    DataTable,
+    EngineTable,
+    FederationTable,
+    PublicTable,
+    Recipe,
+    RunTable,
+    Table,
+    method_name,
+    values,
+)
+from fedstill.report.groups import BY_CLIENT
+
+M = TypeVar("M", bound=Method)
+
+
+def checked(tables: Table) -> list[Recipe]:
+    """A recipe for each method; raises with every fault of every table."""
+    faults: list[str] = []
+    known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES, QUICK}
+    faults += [unknown("table", name, known) for name in tables if name not in known]
+    run = read_table(RunTable, tables.get("run", {}), "run", faults)
+    data = read_table(DataTable, tables.get("data", {}), "data", faults)
+    federation = read_table(FederationTable, tables.get("federation", {}), "federation", faults)
+    engine = read_table(EngineTable, tables.get("engine", {}), "engine", faults)
+    models = tables.get("models", {"name": "convnet"})
+    _check_models(models, faults)
+    for name in FREE_TABLES:
+        if not isinstance(tables.get(name, {}), Mapping):
+            faults.append(f"{name} must be a table, not {tables[name]!r}")
+    _check_reported(tables.get("reported", {}), faults)
+    virtual = None
+    if data is not None:
+        _check_data(data, faults)
+        virtual = _checked_virtual(data, faults)
+    if federation is not None:
+        _check_federation(federation, faults)
+    methods = tables.get("method", [])
+    methods = methods if isinstance(methods, list) else [methods]
+    public = data is None or data.public is not None
+    if not methods:
+        faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
+    places = ["method"] if len(methods) == 1 else [f"method[{i}]" for i in range(len(methods))]
+    made = [
+        _read_method(table, where, virtual, faults)
+        for table, where in zip(methods, places, strict=True)
+    ]
+    faults += [
+        f"data.public is missing: {item[1]} needs images without labels that everybody holds; "
+        'name a set, e.g. data.public.name = "fashion-mnist"'
+        for item in made
+        if item and item[0].needs_public and not public
+    ]
+    labels = [item[2] for item in made if item]
+    faults += [
+        f"method.label {label!r} stands twice; give each method its own label"
+        for label in dict.fromkeys(labels)
+        if labels.count(label) > 1
+    ]
+    if faults or not (run and data and federation and engine):
+        raise RecipeError(faults)
+    about, reported = (tables.get(name, {}) for name in FREE_TABLES)
+    several = any(_of_a_method(name, value) for name, value in reported.items())
+    return [
+        Recipe(
+            run,
+            data,
+            models,
+            federation,
+            method,
+            name,
+            label,
+            engine,
+            about,
+            reported.get(label, {}) if several else reported,
+        )
+        for method, name, label in (item for item in made if item)
+    ]
+
+
+def chosen(recipes: Sequence[Recipe], labels: Sequence[str]) -> list[Recipe]:
+    """The recipes of some methods, by label; all when none is named."""
+    known = [recipe.label for recipe in recipes]
+    strangers = [label for label in labels if label not in known]
+    if strangers:
+        raise RecipeError([unknown("method of this recipe", label, known) for label in strangers])
+    return [recipe for recipe in recipes if not labels or recipe.label in labels]
+
+
+def faults_of(tables: Table) -> list[str]:
+    """What `checked` would refuse."""
+    try:
+        checked(tables)
+    except RecipeError as error:
+        return error.faults
+    return []
+
+
+def _read_method(
+    table: Any, where: str, virtual: Table | None, faults: list[str]
+) -> tuple[Method, str, str] | None:
+    if not isinstance(table, Mapping) or "name" not in table:
+        faults.append(f"{where}.name is missing; known: {', '.join(sorted(METHODS))}")
+        return None
+    name, label = table["name"], table.get("label", table["name"])
+    if not _among(name, METHODS):
+        faults.append(f"{where}.name: " + unknown("method", str(name), METHODS))
+        return None
+    kind = METHODS[name]
+    given = {k: v for k, v in table.items() if k not in ("name", "label", "preset")}
+    standing: Mapping[str, Any] = {}
+    if "preset" in table:
+        if not _among(table["preset"], kind.presets):
+            wrong = unknown("preset", str(table["preset"]), kind.presets)
+            faults.append(f"{where}.preset: {wrong}")
+            return None
+        standing = kind.presets[table["preset"]]
+        given = {**standing, **given}
+    if kind.distils:  # it makes its virtual sets itself, by the same values as the others'
+        given = {**(virtual or {}), **given}
+    before = len(faults)
+    for field_of in (f for f in fields(kind) if ranges.hints(kind)[f.name] is Method):
+        if field_of.name in given:
+            there = standing.get(field_of.name, field_of.default)
+            inner = f"{where}.{field_of.name}"
+            given[field_of.name] = _read_inner(given[field_of.name], there, inner, faults)
+    method = _read_values(kind, given, where, faults) if len(faults) == before else None
+    return (method, name, str(label)) if method is not None else None
+
+
+def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any:
+    """A method inside a method's table: a name, or a table of its own values.
+
+    A table without a name changes values of the method that stands there otherwise.
+    """
+    if isinstance(value, Method):
+        return value
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        faults.append(f"{where} must be the name of a method or its table, not {value!r}")
+        return value
+    if "label" in table:
+        faults.append(f"{where}.label: " + unknown("key", "label", {"name", "preset"}))
+    standing = {} if "name" in table else {"name": method_name(there), **values(there)}
+    made = _read_method({**standing, **table}, where, None, faults)
+    return made[0] if made else value
+
+
+def _read_values(kind: type[M], given: Any, where: str, faults: list[str]) -> M | None:
+    """A method from its values; also what is wrong with them together is added to `faults`."""
+    try:
+        return read_table(kind, given, where, faults)
+    except BadValue as error:
+        faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
+        return None
+
+
+def _among(name: Any, known: Mapping[str, Any]) -> bool:
+    """Whether a value from a recipe, of whatever type, is a name in a table."""
+    return isinstance(name, str) and name in known
+
+
+def _check_models(models: Any, faults: list[str]) -> None:
+    if not isinstance(models, Mapping):
+        faults.append(f"models must be a table, not {models!r}")
+        return
+    for where, table in _model_tables(models, faults):
+        if not isinstance(table, Mapping):
+            faults.append(f"{where} must be a table with a name, not {table!r}")
+            continue
+        name = table.get("name", models.get("name", "convnet"))
+        if not _among(name, MODELS):
+            faults.append(f"{where}.name: " + unknown("model", str(name), MODELS))
+            continue
+        kind = MODELS[name]
+        options = {f.name for f in fields(kind) if f.init} - BASE_FIELDS
+        named = ranges.hints(kind)
+        for key, value in table.items():
+            if key == "name":
+                continue
+            if key not in options:
+                faults.append(f"{where}.{key}: " + unknown("key", key, options | {"name"}))
+                continue
+            wrong = ranges.fault(f"{where}.{key}", as_hinted(value, named[key]), named[key])
+            if wrong:
+                faults.append(wrong)
+
+
+def _model_tables(models: Mapping[str, Any], faults: list[str]) -> list[tuple[str, Any]]:
+    """Each table that describes a network, with its place: the common one, a cycle, by client."""
+    cycle, clients = models.get("cycle", []), models.get("clients", {})
+    common = {key: value for key, value in models.items() if key not in ("cycle", "clients")}
+    found: list[tuple[str, Any]] = [("models", common)]
+    if not isinstance(cycle, list):
+        faults.append("models.cycle must be a list of tables")
+        cycle = []
+    if not isinstance(clients, Mapping):
+        faults.append("models.clients must be a table of client names")
+        clients = {}
+    found += [(f"models.cycle[{i}]", table) for i, table in enumerate(cycle)]
+    found += [(f"models.clients.{name}", table) for name, table in clients.items()]
+    return found
+
+
+def _check_data(data: DataTable, faults: list[str]) -> None:
+    _check_set("data", data.name, data.options, faults)
+    if data.partition is not None:
+        _check_partition(data.partition, faults)
+    if data.public is not None:
+        public = read_table(PublicTable, data.public, "data.public", faults)
+        if public is not None:
+            _check_set("data.public", public.name, public.options, faults)
+
+
+def _check_set(where: str, name: str, options: Table, faults: list[str]) -> None:
+    if name not in DATASETS:
+        faults.append(f"{where}.name: " + unknown("data set", name, DATASETS))
+        return
+    known = DATASETS[name].options
+    faults += [
+        f"{where}.options: " + unknown(f"option of {name}", option, known)
+        for option in options
+        if option not in known
+    ]
+
+
+def _checked_virtual(data: DataTable, faults: list[str]) -> Table | None:
+    """The values of `data.virtual` where there is nothing wrong with them."""
+    if data.virtual is None:
+        return None
+    made = _read_values(Virtual, data.virtual, "data.virtual", faults)
+    return data.virtual if made is not None else None
+
+
+def _check_partition(partition: Table, faults: list[str]) -> None:
+    kind = partition.get("kind")
+    if kind is None:
+        faults.append(f"data.partition.kind is missing; known: {', '.join(sorted(PARTITIONS))}")
+    elif not _among(kind, PARTITIONS):
+        faults.append("data.partition.kind: " + unknown("kind", str(kind), PARTITIONS))
+    else:
+        table = {k: v for k, v in partition.items() if k != "kind"}
+        read_table(PARTITIONS[kind], table, "data.partition", faults)
+
+
+def _of_a_method(name: str, value: Any) -> bool:
+    """Whether an entry of `[reported]` is the table of one method, not a score by client."""
+    return isinstance(value, Mapping) and name not in BY_CLIENT.values()
+
+
+def _check_reported(reported: Any, faults: list[str]) -> None:
+    """Of `[reported]` only the names of tables are checked: a mistyped one would be lost."""
+    if not isinstance(reported, Mapping):
+        return
+    for label, table in reported.items():
+        for key, value in table.items() if _of_a_method(label, table) else ():
+            if _of_a_method(key, value):
+                wrong = unknown("score by client", key, BY_CLIENT.values())
+                faults.append(f"reported.{label}.{key}: {wrong}")
+
+
+def _check_federation(federation: FederationTable, faults: list[str]) -> None:
+    if federation.topology not in ("auto", *TOPOLOGIES):
+        faults.append(
+            "federation.topology: "
+            + unknown("topology", federation.topology, ("auto", *TOPOLOGIES))
+        )
+    if federation.sample is not None and federation.share is not None:
+        faults.append("federation.sample and federation.share: give one of them")

@@ -1,0 +1,136 @@
+"""The tables of a recipe as dataclasses, and a recipe for one method; nothing is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from fedstill.core.method import Method
+from fedstill.core.precision import Precision
+from fedstill.core.ranges import Count, Range, Whole
+from fedstill.engines.play.streams import LANES
+from fedstill.federation.post import BadMessages
+from fedstill.methods import METHODS
+
+Table = dict[str, Any]
+Chance = Annotated[float, Range(0, 1, open_low=True)]
+
+FREE_TABLES = ("about", "reported")  # for people and reports; not checked
+QUICK = "quick"  # changes for a small variant; see quickened
+# Of Model and Scalable, not options of a network.
+BASE_FIELDS = {"shape", "classes", "training", "device", "notes", "rate", "scaler"}
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """How long, with which seed, and what is kept."""
+
+    name: str = "run"
+    rounds: Count = 10
+    seed: Whole = 0
+    device: str = "auto"  # auto, cpu, cuda, cuda:0, …
+    threads: Count | None = None
+    evaluate_every: Count = 1
+    scores: Literal["auto", "cross", "own"] = "auto"
+    checkpoint_every: Count = 1
+    keep_checkpoints: Count = 2
+    pictures: bool = True
+    cache_dir: str = "runs/cache"  # results that several runs share, such as warm-up sets
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """Which data and how they are split; `options` are those of the data set."""
+
+    name: str
+    data_dir: str | None = None
+    size: Count | None = None
+    channels: Count | None = None
+    partition: dict[str, Any] | None = None
+    virtual: dict[str, Any] | None = None  # train on sets distilled from the data instead
+    public: dict[str, Any] | None = None  # what everybody holds besides; see PublicTable
+    seed: Whole | None = None  # of the split; the run's seed when left out
+    hold_out: Chance | None = None  # of the training examples, to score on instead of the test sets
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PublicTable:
+    """Images without labels that everybody holds, in the shape of the clients' images."""
+
+    name: str
+    data_dir: str | None = None  # that of the data when left out
+    count: Count | None = None  # so many, drawn by the seed of the split
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FederationTable:
+    """Who hears whom, who takes part, what becomes of a broken message."""
+
+    topology: str = "auto"
+    neighbours: Count | None = None
+    degree: Count | None = None
+    probability: Chance | None = None
+    sample: Count | None = None  # clients a round
+    share: Chance | None = None  # of the clients a round
+    bad_messages: BadMessages = "stop"
+
+
+@dataclass(frozen=True)
+class EngineTable:
+    """Which engine; `auto` chooses by device."""
+
+    name: Literal["auto", "in_process", "lanes", "batched"] = "auto"
+    stack_at_most: Count = 256
+    lanes: Count = LANES  # loops that run beside each other on a GPU
+    record: bool = True  # on a GPU, replay the steps of a loop from a recording
+    compile: bool = False  # hand the steps of long loops to torch's compiler
+    precision: Precision = "tf32"  # of a GPU
+    memory_limit: Whole | None = None  # bytes of clients' memories at hand; the rest lie on disk
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe for one method."""
+
+    run: RunTable
+    data: DataTable
+    models: Table
+    federation: FederationTable
+    method: Method
+    method_name: str
+    label: str
+    engine: EngineTable
+    about: Table = field(default_factory=dict)
+    reported: Table = field(default_factory=dict)
+
+    def as_tables(self) -> Table:
+        """Every value that makes the numbers, as tables."""
+        method = {"name": self.method_name, "label": self.label, **values(self.method)}
+        tables = {
+            "run": values(self.run),
+            "data": values(self.data),
+            "models": self.models,
+            "federation": values(self.federation),
+            "method": method,
+            "engine": values(self.engine),
+            "about": self.about,
+            "reported": self.reported,
+        }
+        return {name: table for name, table in tables.items() if table}
+
+
+def method_name(method: Any) -> str:
+    """The name of a method in the table of methods."""
+    return next(name for name, kind in METHODS.items() if kind is type(method))
+
+
+def values(instance: Any) -> Table:
+    """The fields of a dataclass that TOML can hold: no None, tuples as lists, methods as tables."""
+    found = {f.name: getattr(instance, f.name) for f in fields(instance) if f.init}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+    for key, value in plain.items():
+        if isinstance(value, Method):
+            plain[key] = {"name": method_name(value), **values(value)}
+    return {k: v for k, v in plain.items() if v is not None and v != {}}

@@ -1,0 +1,265 @@
+"""Listings: methods, show, data and compare, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.commands.listings import Form, markdown, method_rows, print_table, short_citation
+from fedstill.commands.show import quick
+from fedstill.methods import METHODS
+from fedstill.models import MLP, ConvNet
+from small_recipes import CLIENTS, fedstill, write_recipe
+
+
+def shown(*arguments: object) -> Any:
+    said = fedstill(*arguments, "--format", "json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_feddm_sends_as_many_floats_as_the_paper_says():
+    found = shown("show", "feddm", "--shape", "3x32x32", "--held", 9, "per_class=10")
+    down, up = found["messages"]
+    assert down["floats"] == 320_010  # the ConvNet
+    assert up["floats"] == 9 * 10 * 3 * 32 * 32 == 276_480
+    assert found["floats_per_round"] == {"up": 276_480, "down": 320_010, "peer": 0}
+
+
+def test_show_lists_steps_memories_and_messages():
+    found = shown("show", "feddm")
+    assert [(s["at"], s["name"]) for s in found["steps"]] == [
+        ("server", "broadcast"), ("clients", "synthesize"), ("server", "train"),
+    ]  # fmt: skip
+    assert found["memories"]["server"]["fields"]["weights"]["floats"] == 320_010
+    assert found["memories"]["client"] is None
+    assert found["messages"][1]["fields"]["labels"] == {
+        "type": "Tensor (positional)", "floats": 0, "bytes": 90 * 8,
+    }  # fmt: skip
+
+
+def test_show_counts_for_the_values_asked_for():
+    twenty = shown("show", "feddm", "per_class=20", "method.steps=1", "--held", 3, "--classes", 5)
+    assert twenty["floats_per_round"]["up"] == 3 * 20 * 3072
+    assert twenty["hyper_parameters"]["steps"] == 1
+    grey = shown("show", "fedavg", "--shape", "1x28x28", "--model", "mlp")
+    model = grey["example"]["model_floats"]
+    assert grey["floats_per_round"] == {"up": model + 1, "down": model, "peer": 0}
+
+
+def test_show_counts_logits_for_a_stated_number_of_public_examples():
+    found = shown("show", "fccl", "--public", 200, "--classes", 7, "public_batch=16")
+    assert found["floats_per_round"] == {"up": 200 * 7, "down": 200 * 7, "peer": 0}
+    assert (found["needs_public"], found["example"]["public"]) == (True, 200)
+    assert "everybody holds 5,000 public examples" in fedstill("show", "fccl").out
+    df = shown("show", "feddf")
+    assert df["floats_per_round"] == {"up": 320_011, "down": 320_010, "peer": 0}
+    fedavg = shown("show", "fedavg")
+    assert (fedavg["needs_public"], fedavg["example"]["public"]) == (False, 0)
+    assert "public examples" not in fedstill("show", "fedavg").out
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = shown("show", name)
+    assert found["steps"] and all(step["purpose"] for step in found["steps"])
+    said = fedstill("show", name).out
+    table = said[said.index("\nplan") : said.index("\nhyper-parameters")]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in said
+    for step in found["steps"]:
+        assert f" {step['name']} " in table
+
+
+def test_show_reads_well():
+    said = fedstill("show", "feddm").out
+    headings = ["what travels", "what is remembered", "hyper-parameters", "preset=paper:"]
+    facts = ["CVPR 2023", "276,480 up, 320,010 down", "a client that holds 9"]
+    assert [words for words in headings + facts if words not in said] == []
+    page = fedstill("show", "feddm", "--format", "markdown").out
+    assert "| Down | down | weights | 320,010 |" in page
+
+
+def test_methods_are_listed_with_paper_and_purpose():
+    rows = shown("methods")
+    assert [row["method"] for row in rows] == list(METHODS)
+    assert all(row["purpose"] for row in rows)
+    table = fedstill("methods").out
+    assert "McMahan et al., AISTATS 2017" in table
+    assert "Communication-Efficient" not in table
+    (fedavg,) = (row for row in rows if row["method"] == "fedavg")
+    assert "Communication-Efficient Learning" in fedavg["paper"]
+    assert fedstill("methods", "--format", "markdown").out.startswith(
+        "| method | paper | purpose |"
+    )
+
+
+def test_every_paper_can_be_cited_in_short():
+    whole = {row["method"]: row["paper"] for row in method_rows(Form.json)}
+    short = {row["method"]: row["paper"] for row in method_rows(Form.table)}
+    dated = [name for name in whole if re.search(r"\b20\d\d\b", whole[name])]
+    assert [name for name in dated if not short[name]] == []
+    assert short_citation("One, Two. A Title. ICML 2020. Algorithm 1.") == "One et al., ICML 2020"
+    assert short_citation("One. A Title. ICML 2020.") == "One, ICML 2020"
+    assert short_citation("No federated method: it shows what pooling gives.") == ""
+
+
+@pytest.mark.parametrize("model", [ConvNet((3, 8, 8), 4, depth=2, width=6), MLP((3, 8, 8), 4)])
+def test_a_rehearsed_network_answers_in_the_true_shapes(model):
+    weights, x = model.init(0), torch.zeros(5, 3, 8, 8)
+    answers, truth = quick(model).stages(weights, x), model.stages(weights, x)
+    assert [a.shape for a in answers] == [t.shape for t in truth]
+    assert quick(model)(weights, x).shape == (5, 4)
+    assert quick(model).describe() == model.describe()
+
+
+def test_data_sets_are_listed_with_what_is_there(tmp_path):
+    rows = {row["data"]: row for row in shown("data")}
+    assert rows["digits5"]["state"] == "ready"
+    assert rows["mnist"]["missing"] == ["mnist.npz"]
+    assert rows["torchvision:CIFAR10"]["state"] == "torchvision"
+    (tmp_path / "mnist.npz").touch()
+    rows = {row["data"]: row for row in shown("data", "--data-dir", tmp_path)}
+    assert rows["mnist"]["state"] == "ready"
+    table = fedstill("data", "--data-dir", tmp_path).out
+    assert f"usps needs usps.npz in {tmp_path}" in table
+    assert max(map(len, fedstill("data").out.splitlines())) <= 80
+    assert "…" not in fedstill("data").out
+
+
+def test_data_of_a_recipe_are_previewed_as_they_are_split(tmp_path):
+    recipe = write_recipe(tmp_path)
+    rows = shown("data", recipe)
+    assert rows[0] == {"client": "east", "0": 8, "1": 8, "2": 8, "total": 24}
+    assert [row["client"] for row in rows] == [*CLIENTS]
+    changes = ("data.partition.kind=iid", "data.partition.clients=2")
+    said = fedstill("data", recipe, *changes, "--picture", tmp_path / "split.png")
+    assert " client-01 " in said.out and "36" in said.out
+    assert "note: the data of 3 clients was merged" in said.err
+    assert f"drawn: {tmp_path / 'split.png'}" in said.err
+    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_wide_table_is_printed_in_parts_and_nothing_is_cut(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    row = {"client": "east", **{f"class {i}": 1000 + i for i in range(20)}}
+    print_table([row, {**row, "client": "west"}])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 60
+    assert said.count("east") == said.count("west") > 1
+    assert all(f"1,0{i:02d}" in said for i in range(20))
+
+
+def test_markdown_escapes_what_would_end_a_cell():
+    assert markdown([{"a": "x | y", "b": None}]).splitlines()[-1] == "| x \\| y |  |"
+
+
+@pytest.fixture(scope="module")
+def two_methods(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = write_recipe(folder / "in")
+    for name in ("fedavg", "local"):
+        change = f"method.name={name}"
+        said = fedstill("run", recipe, change, "--out", folder / name, "--seeds", 0, 1, 2)
+        assert said.code == 0
+    return folder
+
+
+def test_runs_are_compared_in_one_table_with_mean_and_spread(two_methods):
+    found = shown("compare", two_methods / "fedavg", two_methods / "local")
+    (section,) = found["sections"]
+    assert {group["name"]: group["seeds"] for group in section["groups"]} == {
+        "fedavg": ["0", "1", "2"], "local": ["0", "1", "2"],
+    }  # fmt: skip
+    scores = [
+        json.loads((two_methods / "fedavg" / f"seed-{seed}" / "summary.json").read_text())
+        for seed in (0, 1, 2)
+    ]
+    values = [score["average_accuracy"] for score in scores]
+    mean = sum(values) / 3
+    spread = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+    (fedavg,) = (group for group in section["groups"] if group["name"] == "fedavg")
+    assert fedavg["scores"]["average_accuracy"]["mean"] == pytest.approx(mean)
+    assert fedavg["scores"]["average_accuracy"]["spread"] == pytest.approx(spread)
+
+
+def test_a_folder_of_runs_stands_for_the_runs_in_it(two_methods, tmp_path):
+    said = fedstill("compare", two_methods, "--picture", tmp_path / "bars.png")
+    assert "fedavg" in said.out and "local" in said.out and "±" in said.out
+    assert f"drawn: {tmp_path / 'bars.png'}" in said.err
+    assert (tmp_path / "bars.png").exists()
+    assert "| fedavg |" in fedstill("compare", two_methods, "--format", "markdown").out
+
+
+def test_the_matrix_of_clients_models_is_printed_and_drawn(two_methods, tmp_path):
+    (found,) = shown("matrix", two_methods)  # of local alone: fedavg has one common model
+    assert found["name"].startswith("local on own")
+    assert found["networks"] == {"east": "mlp", "north": "mlp", "west": "mlp"}
+    own = [found["values"][name][name]["mean"] for name in found["test_sets"]]
+    assert found["means"]["averaged_local_accuracy"]["mean"] == pytest.approx(sum(own) / 3)
+    said = fedstill("matrix", two_methods, "--picture", tmp_path / "matrix.png")
+    assert "east (mlp)" in said.out and "inter" in said.out
+    assert f"drawn: {tmp_path / 'matrix.png'}" in said.err
+    assert (tmp_path / "matrix.png").exists()
+    refused = fedstill("matrix", two_methods / "fedavg")
+    assert refused.code == 2 and "there is no matrix" in refused.err
+
+
+def test_the_scores_of_each_clients_model_are_printed_when_asked_for(two_methods):
+    plain, more = (
+        fedstill("compare", two_methods, *options, "--format", "markdown").out
+        for options in ((), ("--by-client",))
+    )
+    assert "| local: inter |" in more and "| local: inter |" not in plain
+
+
+def test_curves_are_printed_with_what_was_sent_and_drawn(two_methods, tmp_path):
+    found = shown("curves", two_methods)
+    fedavg = [row for row in found if row["method"] == "fedavg"]
+    assert [row["round"] for row in fedavg] == [1, 2, 3]
+    assert fedavg[2]["floats sent"] == 3 * fedavg[0]["floats sent"] > 0
+    assert {row["floats sent"] for row in found if row["method"] == "local"} == {0}
+    said = fedstill("curves", two_methods, "--picture", tmp_path / "curves.png")
+    assert "floats received" in said.out.replace("\n", " ")
+    assert f"drawn: {tmp_path / 'curves.png'}" in said.err
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_networks_are_named_by_what_tells_them_apart(tmp_path):
+    recipe = write_recipe(
+        tmp_path, models={"cycle": [{"hidden": [4]}, {}]}, method={"name": "local"}
+    )
+    assert fedstill("run", recipe, "run.rounds=1", "--out", tmp_path / "run").code == 0
+    networks = json.loads((tmp_path / "run" / "summary.json").read_text())["networks"]
+    assert networks == {"east": "mlp, hidden 4", "north": "mlp, hidden 6", "west": "mlp, hidden 4"}
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from fedstill.commands.cli import main; sys.argv[1:] = ['--help']\n" \
+           "try: main()\nfinally: assert 'torch' not in sys.modules"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"):
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"]
+)
+def test_every_command_explains_itself(name):
+    said = fedstill(name, "--help")
+    assert said.code == 0
+    assert f"Usage: fedstill {name}" in said.out
+
+
+def test_a_misspelt_command_or_option_is_answered_with_the_nearest(tmp_path):
+    assert "Did you mean 'run'?" in fedstill("rnu").err
+    said = fedstill("run", write_recipe(tmp_path), "--seed", 3)
+    assert said.code == 2 and "--seeds" in said.err

@@ -1,0 +1,218 @@
+"""run and resume: seeds, folders, what is printed, and the bar on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from fedstill import recipe as config
+from fedstill.commands.cli import _said, joined_seeds
+from fedstill.core.errors import RecipeError
+from fedstill.federation.run import Progress
+from fedstill.recipe.toml import toml_text
+from small_recipes import FEDDM, fedstill, images_recipe, tables, write_recipe
+
+
+def test_a_run_prints_its_result_and_nothing_else(tmp_path):
+    said = fedstill("run", write_recipe(tmp_path), "--out", tmp_path / "run")
+    score = json.loads((tmp_path / "run" / "summary.json").read_text())["average_accuracy"]
+    line = f"fedavg · own · seed 0: accuracy {100 * score:.2f} % → {tmp_path / 'run'}\n"
+    assert (said.code, said.out, said.err) == (0, line, "")
+
+
+def test_overrides_reach_the_run_and_are_written_down(tmp_path):
+    changes = ("run.rounds=2", "method.lr=0.1", "data.partition.kind=dirichlet",
+               "data.partition.clients=2", "data.partition.alpha=5")  # fmt: skip
+    said = fedstill("run", write_recipe(tmp_path), *changes, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert (recipe["run"]["rounds"], recipe["method"]["lr"]) == (2, 0.1)
+    assert recipe["data"]["partition"] == {"kind": "dirichlet", "clients": 2, "alpha": 5}
+    assert (tmp_path / "run" / "partition.csv").read_text().count("client-0") == 2
+
+
+@pytest.mark.parametrize("place", ["before", "after", "equals"])
+def test_several_seeds_run_in_one_call(tmp_path, place):
+    recipe, out = write_recipe(tmp_path), ("--out", tmp_path / "run")
+    commands = {
+        "before": ("run", "--seeds", 0, 3, recipe, "run.rounds=1", *out),
+        "after": ("run", recipe, "run.rounds=1", *out, "--seeds", 0, 3),
+        "equals": ("run", recipe, "run.rounds=1", "--seeds=0", 3, *out),
+    }
+    said = fedstill(*commands[place])
+    assert said.code == 0, said.err
+    assert said.out.count("\n") == 2 and "seed 3" in said.out
+    seeds = [tomllib.loads(path.read_text())["run"]["seed"]
+             for path in sorted((tmp_path / "run").glob("seed-*/recipe.toml"))]  # fmt: skip
+    assert seeds == [0, 3]
+
+
+def test_seeds_are_joined_up_to_the_next_word():
+    assert joined_seeds(["run", "--seeds", "0", "1", "r.toml", "2"]) == [
+        "run", "--seeds", "0,1", "r.toml", "2",
+    ]  # fmt: skip
+    assert joined_seeds(["--seeds=0", "1", "x=1"]) == ["--seeds=0,1", "x=1"]
+
+
+def test_several_methods_get_a_folder_each_named_by_label(tmp_path):
+    made = tables(tmp_path)
+    methods = (
+        '\n[[method]]\nname = "fedavg"\n\n[[method]]\nname = "fedavg"\nlabel = "slow"\nlr = 0.001\n'
+    )
+    del made["method"]
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(toml_text(made) + methods)
+    said = fedstill("run", recipe, "run.rounds=1", "--out", tmp_path / "runs")
+    assert said.code == 0, said.err
+    assert [line.split(" · ")[0] for line in said.out.splitlines()] == ["fedavg", "slow"]
+    slow = tomllib.loads((tmp_path / "runs" / "slow" / "recipe.toml").read_text())
+    assert slow["method"]["lr"] == 0.001
+    assert fedstill("compare", tmp_path / "runs").code == 0
+
+
+def test_some_methods_of_a_recipe_can_be_picked_by_label(tmp_path):
+    made = tables(tmp_path)
+    del made["method"]
+    recipe = tmp_path / "two.toml"
+    each = '\n[[method]]\nname = "fedavg"\nlabel = "{}"\n'
+    recipe.write_text(toml_text(made) + each.format("one") + each.format("two"))
+    said = fedstill("run", recipe, "run.rounds=1", "--only", "two", "--out", tmp_path / "run")
+    assert said.code == 0 and said.out.startswith("two · "), said.err
+    said = fedstill("run", recipe, "--only", "tow", "--out", tmp_path / "none")
+    assert said.code != 0 and "did you mean 'two'?" in said.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_changes_are_for_the_methods_picked(tmp_path):
+    recipe = tmp_path / "two.toml"
+    each = '[[method]]\nname = "desa"\nlabel = "{}"\nanchors = "{}"\n'
+    data = 'data.name = "digits5"\nmodels.width = 4\n'
+    recipe.write_text(data + each.format("a", "generator") + each.format("b", "synthesised"))
+    change = ["method.quantize_anchors=true"]  # refused with anchors of a generator
+    first, second = config.checked(config.read_recipe(recipe, change, only=["b"]))
+    assert not first.method.quantize_anchors and second.method.quantize_anchors
+    with pytest.raises(RecipeError, match="anchors of a generator"):
+        config.checked(config.read_recipe(recipe, change))
+
+
+def test_a_run_goes_below_runs_under_its_name_unless_told(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert fedstill("run", recipe, "run.rounds=1").out.endswith("→ runs/small\n")
+
+
+def test_a_quick_run_is_the_small_variant_below_a_name_of_its_own(tmp_path, monkeypatch):
+    quick = {"run.rounds": 1, "method.batch_size": 24}
+    recipe = write_recipe(tmp_path, quick=quick)
+    monkeypatch.chdir(tmp_path)
+    said = fedstill("run", recipe, "--quick", "method.lr=0.1")
+    assert said.code == 0 and said.out.endswith("→ runs/small-quick\n")
+    written = tomllib.loads((tmp_path / "runs" / "small-quick" / "recipe.toml").read_text())
+    assert written["run"]["rounds"] == 1 and "quick" not in written
+    assert (written["method"]["batch_size"], written["method"]["lr"]) == (24, 0.1)
+    assert fedstill("run", recipe).out.endswith("→ runs/small\n")
+
+
+def test_the_data_of_the_quick_variant_can_be_looked_at(tmp_path):
+    recipe = write_recipe(tmp_path, quick={"data.partition": {"kind": "iid", "clients": 2}})
+    assert "client-01" not in fedstill("data", recipe).out
+    assert "client-01" in fedstill("data", recipe, "--quick").out
+    said = fedstill("data", write_recipe(tmp_path), "--quick")
+    assert said.code == 2 and "the recipe has no table [quick]" in said.err
+
+
+def test_a_finished_run_may_be_resumed_and_says_its_result_again(tmp_path):
+    first = fedstill("run", write_recipe(tmp_path), "--quiet", "--out", tmp_path / "run")
+    again = fedstill("resume", tmp_path / "run")
+    assert (again.code, again.out) == (0, first.out)
+    more = fedstill("resume", tmp_path / "run", "run.rounds=4")
+    assert more.code == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 4
+
+
+def test_moved_data_are_found_by_a_new_data_dir_when_resuming(tmp_path):
+    made = tables(tmp_path)
+    made["data"]["options"]["clients"] = {"east": "east.npz", "west": "west.npz"}
+    made["data"]["data_dir"] = str(tmp_path)
+    recipe = tmp_path / "relative.toml"
+    recipe.write_text(toml_text(made))
+    assert fedstill("run", recipe, "--out", tmp_path / "run").code == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("east.npz", "west.npz"):
+        (tmp_path / name).rename(elsewhere / name)
+    said = fedstill("resume", tmp_path / "run", "run.rounds=4")
+    assert said.code == 2 and "there is nothing at" in said.err
+    assert fedstill("resume", tmp_path / "run", "run.rounds=4", "--data-dir", elsewhere).code == 0
+
+
+def test_the_bar_says_round_accuracy_traffic_and_time_left():
+    nothing = Progress(0, 10, None, 0, 0.0)
+    assert _said(nothing, []) == "round 0/10 · 0 B sent"
+    some = Progress(4, 10, 0.5213, 1_250_000, 2.0)
+    assert _said(some, [1.0, 3.0]) == "round 4/10 · accuracy 52.1 % · 1.25 MB sent · 0:12 left"
+    long = Progress(1, 3601, 0.5, 0, 2.0)
+    assert _said(long, [2.0]).endswith(" · 2:00:00 left")
+
+
+# As a shell would start it; a test runner in the background may have told it to ignore Ctrl-C.
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from fedstill.commands.cli import main; main()"
+)
+
+
+def on_a_terminal(*arguments: object, interrupt_after: bytes = b"") -> tuple[int, str, str]:
+    """Exit code, standard output and what a terminal showed, of the real command."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "TERM": "xterm"}
+    command = [sys.executable, "-c", MAIN, *map(str, arguments)]
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=subprocess.PIPE, stderr=slave, env=environment
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+        if interrupt_after and re.search(interrupt_after, shown):
+            process.send_signal(signal.SIGINT)
+            interrupt_after = b""
+    os.close(master)
+    out, _ = process.communicate()
+    return process.returncode, out.decode(), shown.decode()
+
+
+def test_a_terminal_sees_a_bar_and_a_pipe_only_the_result(tmp_path):
+    recipe = images_recipe(tmp_path, {**FEDDM, "steps": 5}, rounds=4)
+    code, out, shown = on_a_terminal("run", recipe, "--out", tmp_path / "run")
+    assert code == 0
+    assert out.count("\n") == 1 and out.startswith("feddm · own · seed 0: accuracy ")
+    assert "feddm seed 0" in shown
+    for words in ("round 4/4", "accuracy ", " kB sent", " left"):
+        assert words in shown
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path):
+    recipe = write_recipe(tmp_path)
+    folder = tmp_path / "run"
+    code, out, shown = on_a_terminal(
+        "run", recipe, "run.rounds=500", "--out", folder, interrupt_after=rb"round [1-9]"
+    )
+    assert (code, out) == (130, "")
+    assert f"stopped; go on with `fedstill resume {folder}`" in " ".join(shown.split())
+    assert "Traceback" not in shown
+    assert (folder / "checkpoints").is_dir() and not (folder / "summary.json").exists()
