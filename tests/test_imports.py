@@ -20,13 +20,12 @@ LOWER = {
 }
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "core": ({"core"}, {"torch"}),
-    "kernels": ({"core", "kernels"}, {"torch", "triton"}),
+    "kernels": ({"core", "models", "parts", "kernels"}, {"torch", "triton"}),
     "parts": ({"core", "models", "parts"}, {"torch"}),
     "methods": ({"core", "parts", "methods"}, {"torch"}),
     "models": ({"core", "models"}, {"torch"}),
     "data": ({"core.errors", "data"}, {"numpy"}),
     "wire": ({"core", "wire"}, {"torch"}),
-    "privacy": ({"core", "privacy"}, {"torch"}),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
     "engines": ({"core", "wire", "engines"}, {"torch"}),
     "federation": (
@@ -39,7 +38,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "recipe": (LOWER | {"recipe"}, {"torch"}),
     "runs": (LOWER | {"recipe", "runs"}, {"torch", "numpy"}),
-    "commands": (LOWER | {"", "recipe", "runs", "commands"}, {"torch", "numpy", "rich", "typer"}),
+    "commands": (
+        LOWER | {"", "recipe", "runs", "commands"},
+        {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},
+    ),
 }
 EXTRAS = ["typer", "rich", "safetensors", "sklearn", "matplotlib", "pydantic", "PIL"]
 

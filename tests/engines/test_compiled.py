@@ -66,9 +66,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return graph
 
     monkeypatch.setattr(compiled, "BACKEND", backend)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield made
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_a_kind_of_step_is_compiled_once(counted: list[Any]) -> None:
@@ -139,7 +139,7 @@ def test_a_compiler_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("no C++ compiler here\nwith many lines more")
 
     monkeypatch.setattr(compiled, "BACKEND", broken)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiler = Compiler()
     assert_same(loop_of(*[4] * 8), compiler)
     (note,) = compiler.notes
@@ -171,7 +171,7 @@ def test_torch_s_own_compiler_takes_a_convnet() -> None:
     net = ConvNet((1, 8, 8), 3, depth=1, width=4)
     body, start = Descent(objective, net, SGD(0.1, momentum=0.9)), net.init(0)
     batches = [examples(4, (1, 8, 8), seed=i) for i in range(8)]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiler = Compiler()
     assert_same(Loop(body, (start, body.optimizer.start(start)), {}, batches), compiler)
     assert len(compiler.known) == 1 and not compiler.notes

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.records import Weights, is_buffer
+from fedstill.core.torch_internals import absolute_sum_each, flattened
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ def mean(items: Sequence[T], weights: Sequence[float] | None = None) -> T:
         if len(stackable) == 1:
             means[places[0]] = _weighted(stackable[0], shares)
             continue
-        laid = (trees.laid_together(rows) for rows in zip(*stackable, strict=True))
+        laid = (flattened(rows) for rows in zip(*stackable, strict=True))
         pieces = torch.split(_weighted(laid, shares), [rows[0].numel() for rows in stackable])
         for place, piece, rows in zip(places, pieces, stackable, strict=True):
             means[place] = piece.reshape(rows[0].shape).clone()
@@ -136,7 +137,7 @@ def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
     small = [tensor for tensor in tensors if tensor.numel() <= trees.SMALL]
     pieces = [tensor for tensor in tensors if tensor.numel() > trees.SMALL]
     with torch.no_grad():
-        pieces += [trees.laid_together(small)] if small else []
+        pieces += [flattened(small)] if small else []
         sums = torch.stack([piece.sum() for piece in pieces]).tolist()
     return all(map(math.isfinite, sums))
 
@@ -150,7 +151,7 @@ def not_finite_each(many: Sequence[Any]) -> list[list[str]]:
     if not everything:
         return [[] for _ in many]
     with torch.no_grad():
-        sizes = torch.stack([n.float() for n in torch._foreach_norm(everything, 1)]).isfinite()
+        sizes = torch.stack([n.float() for n in absolute_sum_each(everything)]).isfinite()
     fine = iter(sizes.tolist())
     cleared = [all([next(fine) for _ in tensors]) for tensors in floating]
     return [[] if clear else _strange(tree) for clear, tree in zip(cleared, many, strict=True)]

@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedstill.core import gpu, trees
+from fedstill.core.torch_internals import is_wrapped
 
 B = TypeVar("B")
 
@@ -50,7 +51,7 @@ class Pool:
             self.stored.is_cuda
             and self.stored.dtype == torch.uint8
             and rows.device == self.stored.device
-            and not torch._C._functorch.is_functorch_wrapped_tensor(rows)
+            and not is_wrapped(rows)
             and self.mean is not None
             and self.std is not None
             and self.mean.shape == self.std.shape == channels

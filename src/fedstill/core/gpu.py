@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstill.core.torch_internals import is_wrapped
+
 
 def plain_on_gpu(*tensors: Tensor) -> bool:
     """Whether kernels may be handed these: single precision, outside of `torch.func`."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return all(
-        tensor.is_cuda and tensor.dtype == torch.float32 and not wrapped(tensor)
+        tensor.is_cuda and tensor.dtype == torch.float32 and not is_wrapped(tensor)
         for tensor in tensors
     )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core import trees
+from fedstill.core.torch_internals import is_wrapped, sum_each, times_each
 
 T = TypeVar("T")
 
@@ -26,18 +27,18 @@ def _times(tensors: list[Tensor], factor: float) -> list[Tensor]:
     """Each tensor times a factor; in one operation for all, but under `torch.func`."""
     if _wrapped(tensors):
         return [tensor * factor for tensor in tensors]
-    return list(torch._foreach_mul(tensors, factor))
+    return times_each(tensors, factor)
 
 
 def _sum(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     """Each tensor plus its counterpart."""
     if _wrapped(left) or _wrapped(right):
         return [a + b for a, b in zip(left, right, strict=True)]
-    return list(torch._foreach_add(left, right))
+    return sum_each(left, right)
 
 
 def _wrapped(tensors: list[Tensor]) -> bool:
-    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+    return any(map(is_wrapped, tensors))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 T = TypeVar("T")
 
@@ -114,12 +113,6 @@ def columns(trees: Sequence[Any]) -> list[tuple[Tensor, ...]]:
 
     map_tensors(note, trees[0], *trees[1:])
     return found
-
-
-def laid_together(tensors: Sequence[Tensor]) -> Tensor:
-    """The entries of many tensors in one."""
-    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
-    return flat
 
 
 def with_tensors(tree: T, values: Sequence[Tensor]) -> T:

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedstill.core.torch_internals import in_transform
 from fedstill.kernels.blocks import EPS
 from fedstill.kernels.half_blocks import NormTiles, _norm_relu_pool, _slopes, norm_tiles
 from fedstill.models.by_pixel import GAIN
@@ -71,7 +72,7 @@ def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int)
     outside of `torch.func`. `x` holds images in single precision, whose gradients are as loud as
     those outside, or what a block returned.
     """
-    if torch._C._functorch.peek_interpreter_stack() is None:
+    if not in_transform():
         return _Alone.apply(x, weight, scale, shift, padding)  # type: ignore[no-untyped-call,no-any-return]
     return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
 

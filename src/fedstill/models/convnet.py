@@ -16,6 +16,7 @@ from fedstill.core.model import Initials, Norm, conv_initial, linear_initial, no
 from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
+from fedstill.core.torch_internals import in_gradient_under_vmap, unwrapped
 from fedstill.models.by_pixel import GAIN
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
@@ -226,16 +227,7 @@ def _stacked_on_gpu(*tensors: Tensor) -> bool:
     They are under one vmap, and in it one gradient is taken; what is outside wants none. So no
     gradient of a gradient is asked for, which these kernels do not have.
     """
-    kinds = torch._C._functorch.TransformType
-    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
-    return levels == [kinds.Vmap, kinds.Grad] and all(
-        tensor.is_cuda and tensor.dtype == torch.float32 and not _bare(tensor).requires_grad
+    return in_gradient_under_vmap() and all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and not unwrapped(tensor).requires_grad
         for tensor in tensors
     )
-
-
-def _bare(tensor: Tensor) -> Tensor:
-    """What `torch.func` has wrapped."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor

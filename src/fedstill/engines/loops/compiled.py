@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedstill.core import trees
 from fedstill.core.loop import Descent, Given, Loop
 from fedstill.core.precision import half_asked_for
+from fedstill.core.torch_internals import traced
 from fedstill.engines.engine import autograd_gradient, functional_gradient
 
 WORTHWHILE = 8  # steps of a loop
@@ -75,7 +75,7 @@ class Compiler:
             return [tensor.contiguous() for tensor in function(*leaves)]
 
         apart = [leaf.clone() for leaf in leaves]
-        graph = make_fx(settled, tracing_mode="fake")(*apart)
+        graph = traced(settled, apart)
         made: Flat = torch.compile(graph, dynamic=False, fullgraph=True, backend=BACKEND)
         with torch.no_grad():
             made(*apart)

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedstill.core import trees
 from fedstill.core.loop import Loop
+from fedstill.core.torch_internals import looking_at_results
 from fedstill.engines.allocator import memory_left
 from fedstill.engines.loops.stacks import stacked_step
 
@@ -34,7 +33,7 @@ def bytes_a_loop(loop: Loop[Any]) -> int | None:
     given = trees.tensors(dict(loop.given))
     tally = _Tally()
     try:
-        with tally:
+        with looking_at_results(tally.add):
             carry, leaves = (
                 [torch.stack([tensor] * TRIED) for tensor in trees.tensors(part)]
                 for part in (loop.carry, batch)
@@ -54,19 +53,16 @@ def device_memory_left(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) + idle
 
 
-class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Tally:
     """The bytes of all tensors that are made, as long as they are there."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.there: Any = WeakIdKeyDictionary()
         self.peak: int = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                self.there.setdefault(storage, storage.nbytes())
+    def add(self, results: list[Tensor]) -> None:
+        """Count what one operation returned."""
+        for tensor in results:
+            storage = tensor.untyped_storage()
+            self.there.setdefault(storage, storage.nbytes())
         self.peak = max(self.peak, sum(self.there.values()))
-        return made

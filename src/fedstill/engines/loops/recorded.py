@@ -21,6 +21,7 @@ from torch import Tensor
 from fedstill.core import trees
 from fedstill.core.data import Batches
 from fedstill.core.loop import Descent, Loop
+from fedstill.core.torch_internals import copy_each
 from fedstill.engines.loops.compiled import Compiler, Steps
 
 Replay = Callable[[], None]
@@ -176,7 +177,7 @@ def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         stackable[0].append(place)
         stackable[1].append(value)
     for mine, theirs in kinds.values():
-        torch._foreach_copy_(mine, theirs)
+        copy_each(mine, theirs)
 
 
 class CudaGraphs:

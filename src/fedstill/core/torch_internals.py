@@ -1,0 +1,93 @@
+"""What fedstill uses of torch beyond its documented interface, each under a name of our own.
+
+A new version of torch may change any of these without notice. So they stand in this file alone,
+and whoever raises the version in `pyproject.toml` reads it from top to bottom. Three kinds: how
+`torch.func` wraps tensors, one operation on many tensors at once, and looking at operations while
+they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Whether `torch.func` holds this tensor: it stands for many, or a gradient by it is being taken.
+is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The ordinary tensor in a tensor that `torch.func` has wrapped, however often."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def in_transform() -> bool:
+    """Whether the caller runs inside any `torch.func` transform."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_gradient_under_vmap() -> bool:
+    """Whether the caller runs inside exactly one `vmap`, and in it exactly one gradient."""
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    return levels == [kinds.Vmap, kinds.Grad]
+
+
+def times_each(tensors: list[Tensor], factor: float) -> list[Tensor]:
+    """Each tensor times a factor, in one operation for all; not for wrapped tensors."""
+    return list(torch._foreach_mul(tensors, factor))
+
+
+def sum_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    """Each tensor plus its counterpart, in one operation for all; not for wrapped tensors."""
+    return list(torch._foreach_add(left, right))
+
+
+def absolute_sum_each(tensors: list[Tensor]) -> list[Tensor]:
+    """The sum of absolute values of each tensor, in one operation for all."""
+    return list(torch._foreach_norm(tensors, 1))
+
+
+def copy_each(places: list[Tensor], values: list[Tensor]) -> None:
+    """Write each value into its place, in one operation for all."""
+    torch._foreach_copy_(places, values)
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """The entries of many tensors of one type in one tensor, in order."""
+    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return flat
+
+
+def traced(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:
+    """The operations of a function written down as a graph, gradients in it included."""
+    # Imported late: it takes a moment, and only `engine.compile` asks for it.
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, look: Callable[[list[Tensor]], None]):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.look = look
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.look([leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+        return result
+
+
+@contextmanager
+def looking_at_results(look: Callable[[list[Tensor]], None]) -> Iterator[None]:
+    """Within it, `look` is handed the tensors that each operation returns."""
+    with _Results(look):
+        yield
