@@ -21,6 +21,7 @@ import worlds
 from contract.small import small
 from fedstill.core import Message, Record
 from fedstill.core.method import Method, Place, check_protocol
+from fedstill.engines.engine import Party
 from fedstill.engines.loops import compiled
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -205,6 +206,17 @@ def check_learning(method: Method) -> None:
     assert sum(last) / len(last) > 1 / worlds.CLASSES + 0.2
 
 
+def check_empty_client(method: Method) -> None:
+    """A client without a single example takes part, and harms nobody."""
+    world = world_for(method)
+    party = world.parties["c2"]
+    nothing = party.data.subset(torch.zeros(0, dtype=torch.long))
+    world.parties["c2"] = Party(nothing, party.test, party.model)
+    engine, log = worlds.played(method, world, 2)
+    finite(engine)
+    assert scores(log)
+
+
 CHECKS: dict[str, Callable[[Method], None]] = {
     "plan": check_plan,
     "engines agree": check_engines_agree,
@@ -212,6 +224,7 @@ CHECKS: dict[str, Callable[[Method], None]] = {
     "resume": check_resume,
     "order": check_order,
     "part-time": check_part_time,
+    "empty client": check_empty_client,
     "wire": check_wire,
     "purity": check_purity,
     "privacy": check_privacy,

@@ -156,6 +156,20 @@ def test_a_class_of_few_examples_has_as_few_images(values: dict[str, Any]) -> No
     assert len({tuple(image.flatten().tolist()) for image in up.images}) == 7
 
 
+@pytest.mark.parametrize(("least", "classes"), [(1, [0, 1, 2]), (6, [0, 2]), (7, [0, 2]), (8, [2])])
+def test_a_class_of_too_few_examples_is_not_sent(least: int, classes: list[int]) -> None:
+    world, method = pictures(), FedDM(**PLAIN, per_class=2, steps=1, least_examples=least)
+    assert world.party("c2").data.counts(CLASSES).tolist() == [7, 5, 11]
+    assert sent(method, world, "c2").labels.unique().tolist() == classes
+
+
+def test_a_client_without_enough_examples_of_any_class_sends_nothing() -> None:
+    world, method = pictures(), FedDM(**PLAIN, per_class=2, steps=1, least_examples=10)
+    assert world.party("c1").data.counts(CLASSES).tolist() == [9, 9, 9]
+    _, log = played(method, world, rounds=1)
+    assert {row.sender for row in log.messages} == {SERVER, "c0", "c2"}
+
+
 def test_the_real_control_sends_exact_training_examples_and_says_so() -> None:
     world, method = pictures(), FedDM(upload="real", per_class=4)
     assert method.sends_examples

@@ -137,6 +137,25 @@ def test_controls_start_at_zero_and_leave_statistics_out() -> None:
         assert not any(tensor.any() for tensor in control.values())
 
 
+def test_statistics_are_the_plain_mean_however_far_the_server_steps() -> None:
+    # Variances of 1 go to 0.25 and 0.35, of which the mean is 0.3; four times that way is -1.8.
+    model = vectors().server_model
+    start = {"norm.weight": torch.tensor(1.0), "norm.running_var": torch.tensor(1.0)}
+    state = Global(start, {"norm.weight": torch.tensor(0.0)})
+    server: Node = Node(SERVER, 1, state, model=model, models=dict.fromkeys("ab", model))
+    ups = {
+        name: Up(
+            {"norm.weight": torch.tensor(weight), "norm.running_var": torch.tensor(variance)},
+            1,
+            {"norm.weight": torch.tensor(0.0)},
+        )
+        for name, weight, variance in (("a", 2.0, 0.25), ("b", 4.0, 0.35))
+    }
+    Scaffold(server_lr=4.0).aggregate(server, Inbox(ups))
+    assert float(server.state.weights["norm.weight"]) == 1 + 4 * (3 - 1)
+    assert float(server.state.weights["norm.running_var"]) == pytest.approx(0.3)
+
+
 def test_a_sleeping_clients_control_is_not_touched() -> None:
     world = vectors()
     method = Scaffold(lr=0.1, batch_size=7)

@@ -73,8 +73,10 @@ class Centralised(Method):
         return Global(server.model.init(server.draw("weights", shared=True)), ())
 
     @at_clients
-    def hand_over(self, client: Node[None], inbox: Inbox[Never]) -> Examples:
+    def hand_over(self, client: Node[None], inbox: Inbox[Never]) -> Examples | None:
         """Send all training examples."""
+        if not len(client.data):
+            return None
         random_networks = [part.pool for part in client.data.parts]
         if len(random_networks) == 1:
             (pool,), rows = random_networks, client.data.parts[0].rows

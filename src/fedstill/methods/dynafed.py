@@ -1,7 +1,7 @@
 """DynaFed: FedAvg whose server distils its own path into a set and fine-tunes on it.
 
-Pi, Zhang, Chen, Gu, Chen, Qiu, Yang, Zhang, Chen. DynaFed: Tackling Client Data Heterogeneity with
-Global Dynamics. CVPR 2023. Algorithm 1, equations 3 to 5.
+Pi, Zhang, Xie, Gao, Wang, Kim, Chen. DynaFed: Tackling Client Data Heterogeneity with Global
+Dynamics. CVPR 2023. Algorithm 1, equations 3 to 5.
 """
 
 from __future__ import annotations

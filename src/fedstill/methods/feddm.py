@@ -74,7 +74,7 @@ class FedDM(Method):
     """
 
     presets: ClassVar = {
-        "paper": {"steps": 1000, "pixel_lr": 1.0, "server_momentum": 0.0,
+        "paper": {"least_examples": 10, "steps": 1000, "pixel_lr": 1.0, "server_momentum": 0.0,
                   "server_weight_decay": 0.0, "server_fall": "constant",
                   "server_augmentation": "none"},
         "real": {"upload": "real"},
@@ -82,6 +82,7 @@ class FedDM(Method):
     }  # fmt: skip
 
     per_class: Count = 10
+    least_examples: Count = 1  # of a class at a client, for it to be sent
     steps: Whole = 300
     pixel_lr: Positive = 0.1
     pixel_momentum: Fraction = 0.5
@@ -123,12 +124,14 @@ class FedDM(Method):
         return Down(server.state.weights)
 
     @at_clients
-    async def synthesize(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+    async def synthesize(self, client: Node[None], inbox: Inbox[Down]) -> Up | None:
         """Match the class means of features and logits under networks drawn around the weights."""
-        centre = inbox.only().weights
+        centre, classes = inbox.only().weights, held_classes(client, self.least_examples)
+        if not classes:
+            return None
         counts = client.data.counts(client.model.classes)
         fill = from_noise if self.start == "noise" and self.upload == "synthetic" else from_real
-        made = fill(client, held_classes(client), self.per_class)
+        made = fill(client, classes, self.per_class)
         if self.upload == "synthetic" and self.steps:
             networks = balls.networks(client, centre, self.radius)
             made = await self.matching.matched(client, made, networks)

@@ -88,6 +88,7 @@ class FedDualMatch(Method):
     }
 
     per_class: Count = 10
+    least_examples: Count = 1  # of a class at a client, for it to be sent
     steps: Count = 200
     pixel_lr: Positive = 1.0
     pixel_momentum: Fraction = 0.5
@@ -136,14 +137,16 @@ class FedDualMatch(Method):
         return Down(server.state.weights, server.state.radius)
 
     @at_clients
-    async def synthesize(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+    async def synthesize(self, client: Node[None], inbox: Inbox[Down]) -> Up | None:
         """Match class means of the layers, deepest first, under networks of the ball."""
-        down = inbox.only()
+        down, classes = inbox.only(), held_classes(client, self.least_examples)
+        if not classes:
+            return None
         fill = from_noise if self.start == "noise" else from_real
         matching = Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                             self.augmentation, self.outputs, self.distance,
                             self.deep_first, self.sweep)  # fmt: skip
-        start = fill(client, held_classes(client), self.per_class)
+        start = fill(client, classes, self.per_class)
         networks = balls.networks(client, down.weights, down.radius)
         made = await matching.matched(client, start, networks)
         return Up(*made.flat())

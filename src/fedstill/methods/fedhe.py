@@ -84,8 +84,10 @@ class FedHe(Local):
         return Down(server.state.logits)
 
     @at_clients
-    async def learn(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+    async def learn(self, client: Node[Own], inbox: Inbox[Down]) -> Up | None:
         """Train on the own examples, then take the means of their logits."""
+        if not len(client.data):
+            return None
         model, table = client.model, inbox.only().logits
         batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
         weights = await minimize(

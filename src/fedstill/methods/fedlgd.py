@@ -1,6 +1,6 @@
 """FedLGD: clients train on distilled data, leaning on a global set distilled from their updates.
 
-Huang, Srinivas, Zhang, Li. Federated Learning on Virtual Heterogeneous Data with Local-Global
+Huang, Jin, Zhao, Xu, Li. Federated Learning on Virtual Heterogeneous Data with Local-Global
 Dataset Distillation. TMLR 2024. Algorithm 1, equations 1 to 5.
 """
 
@@ -137,9 +137,11 @@ class FedLGD(Virtual):
         client.state = Own(*made, made.images.new_empty(0, *client.model.shape), control)
 
     @at_clients
-    def describe(self, client: Node[Own], inbox: Inbox[Never]) -> Statistics:
+    def describe(self, client: Node[Own], inbox: Inbox[Never]) -> Statistics | None:
         """Send means and deviations of the classes held."""
         held = held_classes(client)
+        if not held:
+            return None
         mean, std = class_statistics(client.data, held, client.model.classes)
         return Statistics(mean, std, torch.tensor(held, device=client.device))
 
@@ -164,8 +166,10 @@ class FedLGD(Virtual):
         return Addressed({name: plain if has else full for name, has in latest.items()})
 
     @at_clients
-    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up | None:
         """Refine the virtual set where due, then train on it and on the global set."""
+        if not len(client.data):
+            return None
         down, own = inbox.only(), client.state
         start, anchors = down.weights, own.anchors if down.anchors is None else down.anchors
         made, refining = own.as_set(), self.refines(client.round)

@@ -95,8 +95,10 @@ class FedProto(Local):
         return Down(server.state.prototypes)
 
     @at_clients
-    async def learn(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
+    async def learn(self, client: Node[Own], inbox: Inbox[Down]) -> Up | None:
         """Train on the own examples, then take the means of their features."""
+        if not len(client.data):
+            return None
         model, table = self.network(client), inbox.only().prototypes
         batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
         weights = await minimize(

@@ -25,6 +25,7 @@ from fedstill.core import (
     minimize,
 )
 from fedstill.core.ranges import Positive
+from fedstill.core.records import is_buffer
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts import controls
@@ -94,12 +95,16 @@ class Scaffold(FedAvg):
 
     @at_server
     def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
-        """Move towards the mean of the weights; add the changes of control over all N clients."""
+        """Move towards the mean of the weights; add the changes of control over all N clients.
+
+        Statistics of norm layers are the mean itself: beyond it a variance could be negative.
+        """
         ups = list(inbox.values())
         mean = algebra.mean([up.weights for up in ups], self.shares(ups))
         start, control = server.state.weights, server.state.control
         if self.server_lr != 1:
-            mean = algebra.add(start, algebra.sub(mean, start), self.server_lr)
+            moved = algebra.add(start, algebra.sub(mean, start), self.server_lr)
+            mean = {name: mean[name] if is_buffer(name) else moved[name] for name in start}
         changes = [up.control for up in ups]
         server.state = Global(mean, controls.renewed(control, changes, len(server.models)))
 

@@ -44,7 +44,8 @@ def from_noise(node: Node[Any], classes: Sequence[int], per_class: int) -> Synth
     """Standard normal pixels."""
     images = node.noise("start", len(classes), per_class, *node.model.shape)
     share = torch.full((len(classes), per_class), 1 / per_class, device=node.device)
-    return SyntheticSet(images, share, torch.tensor(list(classes), device=node.device))
+    where = torch.tensor(list(classes), dtype=torch.long, device=node.device)
+    return SyntheticSet(images, share, where)
 
 
 def from_real(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
@@ -111,10 +112,10 @@ STARTS: dict[str, Callable[[Node[Any], Sequence[int], int], SyntheticSet]] = {
 }
 
 
-def held_classes(node: Node[Any]) -> list[int]:
-    """The classes of which a node has examples."""
+def held_classes(node: Node[Any], least: int = 1) -> list[int]:
+    """The classes of which a node has at least so many examples."""
     counts = node.data.counts(node.model.classes).tolist()
-    return [c for c, count in enumerate(counts) if count]
+    return [c for c, count in enumerate(counts) if count >= least]
 
 
 MatchingNetwork = Literal["own", "convnet"]
@@ -168,7 +169,10 @@ async def warmed_up(
         kept = node.cache.find(key, Kept)
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
-    first = STARTS[start](node, held_classes(node), per_class)
+    held = held_classes(node)
+    if not held:  # nothing to distil
+        return from_noise(node, held, per_class)
+    first = STARTS[start](node, held, per_class)
     networks = random_networks.networks(
         seed, kind.samples, sum(kind.floats().values()), node.device
     )
