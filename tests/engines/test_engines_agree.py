@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from clipped import Clipped, noised
 from fedstill.core import (
     SGD,
     Adam,
@@ -259,6 +260,18 @@ class Flat(Invented):
         return batch.x.square().mean()
 
 
+@dataclass(frozen=True)
+class ExampleByExample(Invented):
+    """Gradients are clipped example by example, with noise that lies in the batch."""
+
+    async def trained(self, client: Node[Memory], start: Weights) -> Weights:
+        plan = client.data.batches(6, client.rng("order"))
+        batches = noised(plan, start, 0.01, client.draw("noise"))
+        return await minimize(
+            self.loss, client.model, start, batches, SGD(self.lr), mechanism=Clipped(0.5)
+        )
+
+
 def played(
     method: Method, world: World, engine: type[InProcess], rounds: int = 2, **options: Any
 ) -> tuple[list[Mapping[str, Outcome]], dict[str, State | None]]:
@@ -297,7 +310,7 @@ def assert_agree(
 
 SHAPES = [
     Invented(), OddBatches(), Given(), SlopeInSlope(), Synthetic(), Repeated(), SomeIdle(),
-    NoBatches(), EmptyExamples(), OwnBody(), Turned(), Flat(),
+    NoBatches(), EmptyExamples(), OwnBody(), Turned(), Flat(), ExampleByExample(),
 ]  # fmt: skip
 
 
@@ -676,6 +689,7 @@ def test_lanes_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPatc
     assert sizes == ([5, 5] if least == 5 else [])  # in each of two rounds
     sizes.clear()
     assert_agree(Synthetic(), world, SideBySide)  # trains images, not networks
+    assert_agree(ExampleByExample(), world, SideBySide)  # kernels for stacks make plain gradients
     assert not sizes
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from fedstill.core.mechanism import Gradient, Mechanism, Scored
 from fedstill.core.model import Network
 from fedstill.core.optim import Optimizer
 from fedstill.core.records import Weights, is_buffer
@@ -16,15 +17,6 @@ from fedstill.core.records import Weights, is_buffer
 C = TypeVar("C")
 T = TypeVar("T")
 Given = Mapping[str, Any]
-
-
-class Gradient(Protocol):
-    """An engine's gradient operator: of a scalar function, with what it notes on the way."""
-
-    def __call__(
-        self, function: Callable[[Any], tuple[Tensor, Any]], value: Any
-    ) -> tuple[Any, Tensor, Any]:
-        """Gradient, value of the function, and its notes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +46,11 @@ class Descent:
     model: Network
     optimizer: Optimizer
     project: Callable[..., Any] | None = None
-    privacy: Any = None
+    mechanism: Mechanism | None = None
 
     def _key(self) -> tuple[Any, ...]:
         functions = (_identity(self.objective), _identity(self.project))
-        return (*functions, self.model, self.optimizer, self.privacy)
+        return (*functions, self.model, self.optimizer, self.mechanism)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Descent) and self._key() == other._key()
@@ -72,20 +64,29 @@ class Descent:
         value, memory = carry
         moving = moved_part(value)
 
-        def scored(candidate: Any) -> tuple[Tensor, Weights]:
-            notes: Weights = {}
-            model = self.model.train(notes)
-            loss = self.objective(model, joined(value, candidate), batch, **given)
-            return loss, notes
+        def loss_on(batch: Any) -> Scored:
+            def scored(candidate: Any) -> tuple[Tensor, Weights]:
+                notes: Weights = {}
+                model = self.model.train(notes)
+                loss = self.objective(model, joined(value, candidate), batch, **given)
+                return loss, notes
 
-        if self.privacy is not None:
-            gradient = self.privacy.operator(gradient, batch)
-        grad, loss, notes = gradient(scored, moving)
+            return scored
+
+        if self.mechanism is None:
+            grad, loss, notes = gradient(loss_on(batch), moving)
+        else:
+            grad, loss, notes = self.mechanism.gradient(loss_on, moving, batch, gradient)
         moving, memory = self.optimizer.step(moving, grad, memory)
         value = joined(value, {**moving, **notes} if notes else moving)
         if self.project is not None:
             value = self.project(value, **given)
         return (value, memory), loss
+
+    @property
+    def stacks_well(self) -> bool:
+        """Whether such loops are faster as a stack: the kernels for it make plain gradients."""
+        return self.model.stacks_well and self.mechanism is None
 
 
 def _identity(function: Callable[..., Any] | None) -> Any:
@@ -116,15 +117,16 @@ async def minimize(
     /,
     *,
     project: Callable[..., T] | None = None,
-    privacy: Any = None,
+    mechanism: Mechanism | None = None,
     **given: Any,
 ) -> T:
     """Where `optimizer` comes from `start` on `objective(model, value, batch, **given)`.
 
     The value may be weights, images or any dict of tensors; statistics among weights are
     carried along, not optimised. `project(value, **given)` is applied after every step.
+    A `mechanism` makes the gradient in its own way; it then gets the batches as they are.
     """
-    body = Descent(objective, model, optimizer, project, privacy)
+    body = Descent(objective, model, optimizer, project, mechanism)
     memory = optimizer.start(moved_part(start))
     carry: tuple[T, Any] = (start, memory)
     return (await Loop(body, carry, given, batches))[0]

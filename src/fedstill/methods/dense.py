@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import Adam, Data, Inbox, Lazy, Loop, Model, Node, Weights
-from fedstill.core.loop import Descent, Given, Gradient, joined, moved_part
+from fedstill.core.loop import Descent, Given, joined, moved_part
+from fedstill.core.mechanism import Gradient
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.generator_tuner import GeneratorTuner

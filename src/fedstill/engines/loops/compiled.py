@@ -38,7 +38,7 @@ class Compiler:
     def takes(self, loop: Loop[Any]) -> bool:
         """Whether a loop may be compiled, is long enough, and did not resist before."""
         body = loop.body
-        if not isinstance(body, Descent) or body.privacy is not None or body in self.refused:
+        if not isinstance(body, Descent) or body in self.refused:
             return False
         on_gpu = any(tensor.is_cuda for tensor in trees.tensors(loop.carry))
         if on_gpu and half_asked_for() and body.model.takes_half:

@@ -171,8 +171,8 @@ class Streams(Batched):
 def stacks_well(stackable: Sequence[Acting]) -> bool:
     """Whether these loops train enough networks of a kind that is faster as a stack."""
     loop = stackable[0].waiting
-    if loop is None or not isinstance(loop.body, Descent) or loop.body.privacy is not None:
+    if loop is None or not isinstance(loop.body, Descent):
         return False
     value = loop.carry[0]
     trains = isinstance(value, dict) and value.keys() == loop.body.model.initial().keys()
-    return len(stackable) >= STACK and trains and loop.body.model.stacks_well
+    return len(stackable) >= STACK and trains and loop.body.stacks_well
