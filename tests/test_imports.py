@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "parts": ({"core", "models", "parts"}, {"torch"}),
     "methods": ({"core", "parts", "methods"}, {"torch"}),
     "models": ({"core", "models"}, {"torch"}),
-    "data": ({"core.errors", "data"}, {"numpy"}),
+    "data": ({"core.errors", "core.ranges", "data"}, {"numpy"}),
     "wire": ({"core", "wire"}, {"torch"}),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
     "engines": ({"core", "wire", "engines"}, {"torch"}),

@@ -10,7 +10,7 @@ import fedstill.data
 from data.made_up import grey_file
 from fedstill.core.errors import DataError
 from fedstill.data import DATASETS, load
-from fedstill.data.partition import ClassesPerClient
+from fedstill.data.partitions import ClassesPerClient
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_list():
@@ -54,7 +54,7 @@ def test_the_package_itself_imports_only_numpy_and_the_standard_library():
     allowed = {"numpy", "fedstill", "__future__"}
     from sys import stdlib_module_names
 
-    for path in Path(fedstill.data.__file__).parent.glob("*.py"):
+    for path in Path(fedstill.data.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []

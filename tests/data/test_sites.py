@@ -6,7 +6,8 @@ import pytest
 from data.made_up import image_set
 from fedstill.core.errors import DataError
 from fedstill.data.images import channel_statistics, resized, stratified_split, with_channels
-from fedstill.data.partition import Iid, partitioned
+from fedstill.data.partitioned import partitioned
+from fedstill.data.partitions import Iid
 from fedstill.data.preview import counts_table, counts_text
 from fedstill.data.sites import Collection, Examples, Site, pooled, whole_site
 

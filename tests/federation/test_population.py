@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fedstill.core import SERVER, Data, Model, NodeId
-from fedstill.data.partition import Iid, partitioned
+from fedstill.data.partitioned import partitioned
+from fedstill.data.partitions import Iid
 from fedstill.data.sites import Examples as Images
 from fedstill.data.sites import ImageSet, whole_site
 from fedstill.engines.engine import Party

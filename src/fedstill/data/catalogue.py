@@ -14,7 +14,8 @@ from fedstill.data.datasets import NAMED_SETS, NamedSet, named_set
 from fedstill.data.embedded import embedded_digits
 from fedstill.data.federations import DIGITS_CLIENTS, digits, office
 from fedstill.data.folders import Reading, own_data
-from fedstill.data.partition import Partition, described, partitioned
+from fedstill.data.partitioned import partitioned
+from fedstill.data.partitions import Partition, described
 from fedstill.data.public import PREFIX, PUBLIC_SETS, PublicSet, public_set
 from fedstill.data.sites import Collection, ImageSet, held_out, pooled, whole_site
 

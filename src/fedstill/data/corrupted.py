@@ -19,7 +19,8 @@ from fedstill.core.errors import DataError, unknown
 from fedstill.data.corruptions import KINDS, SEVERITIES, SHAPE, check_severity, corrupted
 from fedstill.data.datasets import NAMED_SETS, shaped, test_part
 from fedstill.data.images import check_size
-from fedstill.data.partition import RETRIES, Rows, dirichlet_label
+from fedstill.data.partitions import Dirichlet, Rows
+from fedstill.data.partitions.partition import RETRIES
 from fedstill.data.sites import Collection, Examples, Site, merged, whole_site
 
 SPLITS = ("dirichlet", "severity")
@@ -137,8 +138,9 @@ def _dealt(kind: str, labels: Rows, images: int, wish: Wish) -> list[Rows]:
     least = images // 100 if wish.min_per_class is None else wish.min_per_class
     seeds = np.random.SeedSequence([wish.split_seed, list(KINDS).index(kind)])
     classes = np.unique(labels)
+    split = Dirichlet(wish.clients_per_kind, wish.beta)
     for seed in seeds.generate_state(RETRIES // 10).tolist():
-        rows = dirichlet_label(labels, clients=wish.clients_per_kind, alpha=wish.beta, seed=seed)
+        rows = split.split(labels, seed)
         held = [np.bincount(labels[mine], minlength=classes.max() + 1) for mine in rows]
         if all(counts[classes].min() >= least for counts in held):
             return rows

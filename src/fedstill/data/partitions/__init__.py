@@ -1,0 +1,59 @@
+"""How one set is split over clients: rules from labels to rows, by name. No loading.
+
+No row appears twice. All rows are used, except where a rule says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+
+from fedstill.core.errors import DataError, unknown
+from fedstill.data.partitions.classes import ClassesPerClient
+from fedstill.data.partitions.dirichlet import Dirichlet
+from fedstill.data.partitions.even import Iid, QuantitySkew
+from fedstill.data.partitions.given import Domains, FromFile
+from fedstill.data.partitions.partition import Partition, Rows, Split
+from fedstill.data.partitions.prior import DirichletPrior
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "dirichlet-prior": DirichletPrior,
+    "classes-per-client": ClassesPerClient,
+    "quantity": QuantitySkew,
+    "domains": Domains,
+    "file": FromFile,
+}
+
+__all__ = [
+    "PARTITIONS",
+    "ClassesPerClient",
+    "Dirichlet",
+    "DirichletPrior",
+    "Domains",
+    "FromFile",
+    "Iid",
+    "Partition",
+    "QuantitySkew",
+    "Rows",
+    "Split",
+    "described",
+]
+
+
+def described(table: Mapping[str, object]) -> Partition:
+    """The partition that a table asks for: `kind` names it, the other keys are its fields."""
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in PARTITIONS:
+        raise DataError(unknown("partition kind", str(kind), PARTITIONS))
+    made_by = PARTITIONS[kind]
+    given = {key: value for key, value in table.items() if key != "kind"}
+    known = [field.name for field in fields(made_by)]
+    strange = [key for key in given if key not in known]
+    if strange:
+        raise DataError(unknown(f"key of partition {kind}", strange[0], known))
+    needed = [field.name for field in fields(made_by) if field.default is MISSING]
+    if not set(needed) <= set(given):
+        raise DataError(f"partition {kind} needs more than it was given: {', '.join(needed)}")
+    return made_by(**given)
