@@ -16,7 +16,7 @@ from fedstill.core.seeds import generator
 from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.feddm import Down as FedDMDown
 from fedstill.methods.feddm import FedDM
-from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, union
+from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, distance, union
 from fedstill.models import MLP
 from fedstill.parts import balls
 from fedstill.parts.matching import grad, gradient_distance, loss_on
@@ -86,6 +86,30 @@ def test_the_radius_is_kept_within_its_bounds() -> None:
     narrow = FedDualMatch(first_radius=0.2, lowest_radius=0.1)
     assert narrow.radius(LINEAR, ORIGIN, [first, second]) == 0.2
     assert narrow.radius(LINEAR, ORIGIN, [first, first]) == 0.1
+
+
+def test_by_the_rate_of_the_proofs_the_radius_follows_the_data() -> None:
+    # On images the gap of gradients is far above 5, the first radius: with η = 1 nothing adapts.
+    world, rng = pictures(), generator(0, "far apart")
+    start, model = start_of(FedDualMatch(), world), world.server_model
+    labels = torch.zeros(4, dtype=torch.long)
+    for factor in (30.0, 60.0):
+        sets = [
+            Batch(factor * torch.randn(4, 1, 8, 8, generator=rng), labels + c) for c in range(3)
+        ]
+        hot = {name: 20 * tensor for name, tensor in start.items()}
+        gap = FedDualMatch(highest_radius=1e9).radius(model, hot, sets)
+        assert gap > 5 and FedDualMatch().radius(model, hot, sets) == 5
+        theory = FedDualMatch(**FedDualMatch.presets["theory"])
+        assert theory.radius(model, hot, sets) == pytest.approx(1e-3 * gap)
+
+
+def test_the_highest_radius_bounds_in_place_of_the_first() -> None:
+    first, second = points((1.0, 0.0, 0)), points((0.0, 3.0, 1))
+    wide = FedDualMatch(radius_lr=100.0, highest_radius=7.0)
+    assert wide.radius(LINEAR, ORIGIN, [first, second]) == 7.0
+    with pytest.raises(BadValue, match="highest_radius must be at least lowest_radius"):
+        FedDualMatch(lowest_radius=0.5, highest_radius=0.1)
 
 
 def test_clients_work_with_the_radius_of_the_round_before() -> None:
@@ -211,6 +235,76 @@ def test_the_server_tunes_on_the_sets_and_on_copies_with_a_matched_gradient(samp
     assert state.radius == pytest.approx(radius)
     for name, reached in state.weights.items():
         assert torch.allclose(reached, start[name] - 0.3 * grads[name], atol=1e-6)
+
+
+def test_the_server_stays_in_the_ball_it_is_told_to() -> None:
+    world, values = pictures(), {**PLAIN, "tune_lr": 0.5, "radius_lr": 0.01}
+    ups = uploads(world)
+    start = start_of(FedDualMatch(), world)
+
+    def moved(**more: Any) -> tuple[float, float]:
+        state = trained(FedDualMatch(**values, **more), world, *ups)
+        return float(distance(state.weights, start)), state.radius
+
+    assert moved()[0] > 1
+    far, radius = moved(tune_within="ball")
+    assert far == pytest.approx(radius, rel=1e-4) and radius < 0.5
+    assert moved(tune_within="first_ball", first_radius=0.7)[0] == pytest.approx(0.7, rel=1e-4)
+
+
+@pytest.mark.parametrize("tuning", ["adam", "sgd"])
+def test_decay_and_falling_rate_of_tuning_are_torchs(tuning: Any) -> None:
+    world, ups = pictures(), uploads(pictures())
+    method = FedDualMatch(
+        **{**PLAIN, "samplings": 0, "tune_epochs": 4}, tuning=tuning, tune_lr=0.1,
+        tune_weight_decay=0.3, tune_fall="halfway",
+    )  # fmt: skip
+    weights = {
+        name: tensor.clone().requires_grad_() for name, tensor in start_of(method, world).items()
+    }
+    kind = torch.optim.Adam if tuning == "adam" else torch.optim.SGD
+    optimizer = kind(weights.values(), lr=0.1, weight_decay=0.3)
+    x, y = torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups])
+    for step in range(4):
+        optimizer.param_groups[0]["lr"] = 0.1 if step < 2 else 0.01
+        optimizer.zero_grad()
+        cross_entropy(world.server_model(weights, x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for name, reached in trained(method, world, *ups).weights.items():
+        if not name.startswith("conv") or not name.endswith("bias"):  # no slope before a norm
+            assert torch.allclose(reached, weights[name], atol=1e-4)
+
+
+def test_an_image_may_weigh_as_many_examples_as_it_stands_for() -> None:
+    world = pictures()
+    method = FedDualMatch(**PLAIN, client_weight="examples")
+    up = sent(method, world, "c2")  # 7, 5 and 11 examples, two images each
+    assert up.counts is not None and up.counts.tolist() == [3.5, 3.5, 2.5, 2.5, 5.5, 5.5]
+    assert sent(FedDualMatch(**PLAIN), world, "c2").counts is None
+    values = {**PLAIN, "samplings": 0, "tune_epochs": 1}
+    by_count = FedDualMatch(**values, tuning="sgd", tune_lr=0.3, client_weight="examples")
+    start, model = start_of(method, world), world.server_model
+
+    def loss(weights: Weights) -> Tensor:
+        losses = cross_entropy(model(weights, up.images), up.labels, reduction="none")
+        return (losses * up.counts).sum() / 23  # the weights' sum: 7 + 5 + 11
+
+    grads = torch.func.grad(loss)(start)
+    for name, reached in trained(by_count, world, up).weights.items():
+        assert torch.allclose(reached, start[name] - 0.3 * grads[name], atol=1e-6)
+
+
+def test_one_network_a_round_is_that_of_the_first_step() -> None:
+    world, values = pictures(), {**PLAIN, "steps": 1}
+    fresh, kept = FedDualMatch(**values), FedDualMatch(**values, networks="round")
+    assert torch.equal(sent(fresh, world).images, sent(kept, world).images)
+    longer = {**PLAIN, "steps": 3}
+    client = InProcess(fresh, world).node("c1", 1, "synthesize")
+    first = balls.networks(client, start_of(fresh, world), 5.0)(0)
+    matching = Matching(3, 1.0, 0.5, 8, "none", "stages", "norm", True)
+    made = finished(matching.matched(client, from_noise(client, [0, 1, 2], 2), lambda _: first))
+    found = sent(FedDualMatch(**longer, networks="round"), world).images
+    assert torch.allclose(found, made.flat()[0], atol=1e-6)
 
 
 def test_matched_copies_never_leave_the_server() -> None:

@@ -91,6 +91,42 @@ def test_a_local_step_and_the_new_control_by_hand() -> None:
         assert torch.allclose(up.control[name], control - own[name], atol=1e-5)
 
 
+def test_a_correction_of_the_step_leaves_momentum_alone() -> None:
+    # NIID-Bench: a step of SGD with momentum and decay, then w ← w - lr · (c - c_i); three steps.
+    world = vectors((24,))
+    method = Scaffold(
+        lr=0.2, epochs=3, batch_size=100, momentum=0.9, weight_decay=0.01, correction="step"
+    )
+    model, start = world.server_model, world.server_model.init(0)
+    own, common = (algebra.scale(model.init(seed), 0.1) for seed in (1, 2))
+    engine = InProcess(method, world)
+    engine.restore({"c0": Own(own)})
+    mail = Inbox({SERVER: Down(start, common)})
+    up = engine.play(method.update, 1, {"c0": mail})["c0"].message
+    x, y = world.party("c0").data.all()
+    weights = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    optimizer = torch.optim.SGD(weights.values(), lr=0.2, momentum=0.9, weight_decay=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(model(weights, x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                tensor -= 0.2 * (common[name] - own[name])
+    for name, reached in weights.items():
+        assert torch.allclose(up.weights[name], reached, atol=1e-6)
+        control = own[name] - common[name] + (start[name] - reached) / (3 * 0.2)
+        assert torch.allclose(engine.states["c0"].control[name], control, atol=1e-5)
+
+
+def test_without_momentum_both_corrections_are_the_same() -> None:
+    world, values = vectors(), {"lr": 0.1, "epochs": 2, "batch_size": 7}
+    by_gradient, _ = played(Scaffold(**values), world, rounds=3)
+    by_step, _ = played(Scaffold(**values, correction="step"), world, rounds=3)
+    for name, reached in by_gradient.states[SERVER].weights.items():
+        assert torch.allclose(reached, by_step.states[SERVER].weights[name], atol=1e-5)
+
+
 def test_the_new_control_is_the_mean_gradient_over_the_steps_taken() -> None:
     world, method = vectors((20,)), Scaffold(lr=0.1, epochs=2, batch_size=8)
     start = InProcess(method, world).node(SERVER, 0, "look").state.weights

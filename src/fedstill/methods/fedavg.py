@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     SGD,
     Batch,
+    Batches,
     Inbox,
     Message,
     Method,
@@ -30,8 +31,8 @@ from fedstill.core import (
     at_server,
     minimize,
 )
-from fedstill.core.data import Plan
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+from fedstill.parts.views import Views, viewed
 
 
 class Global(State):
@@ -64,6 +65,7 @@ class FedAvg(Method):
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     weighting: Literal["examples", "uniform"] = "examples"
+    views: Views = "none"  # of images in local training
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.aggregate]
@@ -96,11 +98,12 @@ class FedAvg(Method):
         )
         return weights, len(batches)
 
-    def batches(self, client: Node[Any]) -> Plan:
+    def batches(self, client: Node[Any]) -> Batches[Batch]:
         """The batches of a client's round."""
-        return client.data.batches(
+        plan = client.data.batches(
             self.batch_size, client.rng("order"), epochs=self.epochs, steps=self.round_steps
         )
+        return viewed(plan, self.views, client)
 
     def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
         """The local loss."""

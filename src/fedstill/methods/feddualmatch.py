@@ -6,9 +6,9 @@ submission, no public code. Algorithm 1, equations 2 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Never
+from typing import Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from fedstill.core import (
     Model,
     Node,
     Positional,
+    Schedule,
     State,
     Step,
     Weights,
@@ -32,10 +33,12 @@ from fedstill.core import (
     at_clients,
     at_server,
     minimize,
+    scheduled,
 )
+from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
-from fedstill.parts.matching import GradientMatching, grad, loss_on
+from fedstill.parts.matching import GradientMatching, grad, loss_on, squared_distance
 from fedstill.parts.synthesis import (
     Labelled,
     Matching,
@@ -67,6 +70,7 @@ class Up(Message):
 
     images: Tensor  # [image, ...]
     labels: Positional  # [image]
+    counts: Tensor | None = None  # [image], examples that an image stands for; only if asked for
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class FedDualMatch(Method):
     The paper leaves much open; what it does not say is as in FedDM or in gradient matching: ten
     images per class, augmentation, momentum of the images, a fresh network at every step. Its
     steps are read as divided over the layers (or `sweep`), T_g as epochs of Adam (or `tune_steps`),
-    η in the radius as 1.
+    η in the radius as 1, which on images is more than `first_radius` allows: the ball is then
+    FedDM's. With preset `theory` η is the rate of fine-tuning, as in the proofs, and the radius
+    follows the data.
     """
 
     presets: ClassVar = {
@@ -85,6 +91,15 @@ class FedDualMatch(Method):
         "interleaved": {"interleave": True},
         "iterations": {"tune_steps": 500},
         "sweep": {"sweep": True},
+        "theory": {"radius_lr": 1e-3, "lowest_radius": 0.0, "tune_within": "ball"},
+        "feddm_server": {
+            "tuning": "sgd",
+            "tune_lr": 0.01,
+            "tune_momentum": 0.9,
+            "tune_weight_decay": 5e-4,
+            "tune_fall": "cosine",
+            "tune_within": "first_ball",
+        },
     }
 
     per_class: Count = 10
@@ -99,9 +114,12 @@ class FedDualMatch(Method):
     deep_first: bool = True
     sweep: bool = False  # every step goes from the deepest layer to all, an update for each
     augmentation: str = augment.DEFAULT
+    networks: Literal["step", "round"] = "step"  # how often a client draws one from the ball
+    client_weight: Literal["uniform", "examples"] = "uniform"  # of images in fine-tuning
     first_radius: Positive = 5.0
     radius_lr: Positive = 1.0
     lowest_radius: NonNegative = 1e-3
+    highest_radius: Positive | None = None  # none: first_radius
     samplings: Whole = 10  # M; none switches gradient matching off
     sampling_steps: Count = 10
     sampling_lr: Positive = 0.1
@@ -111,6 +129,9 @@ class FedDualMatch(Method):
     tune_batch: Count = 256
     tune_lr: Positive = 1e-3
     tune_momentum: Fraction = 0.0
+    tune_weight_decay: NonNegative = 0.0
+    tune_fall: Schedule = "constant"  # of the rate, in each fine-tuning
+    tune_within: Literal["anywhere", "ball", "first_ball"] = "anywhere"  # how far w may go
     tune_augmentation: str = augment.DEFAULT
     interleave: bool = False  # fine-tune within the samplings instead of after them
 
@@ -122,6 +143,9 @@ class FedDualMatch(Method):
             *(["interleave needs samplings"] if self.interleave and not self.samplings else []),
             *(["lowest_radius must be at most first_radius"]
               if self.lowest_radius > self.first_radius else []),
+            *(["highest_radius must be at least lowest_radius"]
+              if self.highest_radius is not None and self.highest_radius < self.lowest_radius
+              else []),
         ]  # fmt: skip
 
     def each_round(self) -> Sequence[Step]:
@@ -148,13 +172,18 @@ class FedDualMatch(Method):
                             self.deep_first, self.sweep)  # fmt: skip
         start = fill(client, classes, self.per_class)
         networks = balls.networks(client, down.weights, down.radius)
-        made = await matching.matched(client, start, networks)
-        return Up(*made.flat())
+        if self.networks == "round":
+            networks = always(networks(0))
+        images, labels = (await matching.matched(client, start, networks)).flat()
+        if self.client_weight == "uniform":
+            return Up(images, labels)
+        counts = client.data.counts(client.model.classes).to(labels.device)
+        return Up(images, labels, counts[labels] / torch.bincount(labels)[labels])
 
     @at_server
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Renew the radius, match gradients on a copy of the sets, fine-tune on both."""
-        centre = server.state.weights
+        centre, ups = server.state.weights, list(inbox.values())
         sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
         radius = self.radius(server.model, centre, list(sets.values()))
         server.log(radius=radius)
@@ -166,11 +195,14 @@ class FedDualMatch(Method):
             target = grad(loss_on(server.model, uploaded), network)
             copies = await matching.matched(server.model, copies, network, target)
             if self.interleave:
-                both = [uploaded, *copies.values()]
-                weights = await self.tuned(server, weights, both, sampling, self.samplings)
+                lesson = Lesson(union([uploaded, *copies.values()]), image_weights(ups, 2), centre,
+                                radius)  # fmt: skip
+                weights = await self.tuned(server, weights, lesson, sampling, self.samplings)
         if not self.interleave:
             both = [uploaded, *(copies.values() if self.samplings else ())]
-            weights = await self.tuned(server, weights, both)
+            weight = image_weights(ups, 2 if self.samplings else 1)
+            weights = await self.tuned(server, weights, Lesson(union(both), weight, centre, radius))
+        server.log(moved=distance(weights, centre))
         server.state = Global(weights, radius)
 
     def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
@@ -179,31 +211,77 @@ class FedDualMatch(Method):
         ways = [algebra.sub(grad(loss_on(model, one), centre), whole) for one in sets]
         longest = torch.stack([algebra.square(way) for way in ways]).max().sqrt()
         reach = self.radius_lr * float(longest)
-        return min(max(reach, self.lowest_radius), self.first_radius)
+        return min(max(reach, self.lowest_radius), self.highest_radius or self.first_radius)
 
     async def tuned(
-        self, server: Node[Global], start: Weights, sets: Sequence[Batch], part: int = 0,
-        parts: int = 1,
-    ) -> Weights:  # fmt: skip
-        """Train on some sets, one of the round's parts; each has draws of its own."""
-        data = Data.of(*union(sets))
+        self, server: Node[Global], start: Weights, lesson: Lesson, part: int = 0, parts: int = 1
+    ) -> Weights:
+        """Train on some images, one of the round's parts; each has draws of its own."""
+        data = Data.of(*lesson.images)
         per_epoch = -(-len(data) // self.tune_batch)
         steps = max(1, self.tune_steps // parts)
         if not self.tune_steps:
             steps = max(1, self.tune_epochs // parts) * per_epoch
         batches = training_batches(
-            server, data, torch.ones(len(data), device=server.device), self.tune_batch,
-            -(-steps // per_epoch), self.tune_augmentation, part,
+            server, data, lesson.weight, self.tune_batch, -(-steps // per_epoch),
+            self.tune_augmentation, part,
         )  # fmt: skip
         batches = replace(batches, steps=steps)
-        optimizer = (
-            Adam(self.tune_lr) if self.tuning == "adam" else SGD(self.tune_lr, self.tune_momentum)
-        )
-        return await minimize(self.objective, server.model, start, batches, optimizer)
+        optimizer = scheduled(self.optimizer, steps, self.tune_fall)
+        if self.tune_within == "anywhere":
+            return await minimize(self.objective, server.model, start, batches, optimizer)
+        reach = lesson.radius if self.tune_within == "ball" else self.first_radius
+        return await minimize(
+            self.objective, server.model, start, batches, optimizer, project=self.projected,
+            centre=lesson.centre, reach=torch.tensor(reach, device=server.device),
+        )  # fmt: skip
 
-    def objective(self, model: Model, weights: Weights, batch: Labelled) -> Tensor:
+    @property
+    def optimizer(self) -> Optimizer:
+        """That of fine-tuning."""
+        if self.tuning == "adam":
+            return Adam(self.tune_lr, weight_decay=self.tune_weight_decay)
+        return SGD(self.tune_lr, self.tune_momentum, self.tune_weight_decay)
+
+    def objective(
+        self, model: Model, weights: Weights, batch: Labelled, centre: Weights | None = None,
+        reach: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Cross-entropy on augmented synthetic images."""
-        return cross_entropy(model(weights, batch.augmented()), batch.y)
+        logits = model(weights, batch.augmented())
+        if self.client_weight == "uniform":
+            return cross_entropy(logits, batch.y)
+        return (batch.weight * cross_entropy(logits, batch.y, reduction="none")).mean()
+
+    def projected(self, weights: Weights, centre: Weights, reach: Tensor) -> Weights:
+        """As in FedDM, the server stays where the sets are meant to hold."""
+        return balls.projected(weights, centre, reach)
+
+
+class Lesson(NamedTuple):
+    """What the server learns from, and the ball in which that holds."""
+
+    images: Batch
+    weight: Tensor  # [image], one in the mean
+    centre: Weights
+    radius: float
+
+
+def image_weights(ups: Sequence[Up], times: int) -> Tensor:
+    """[image], so often one after the other: by the examples an image stands for, or all alike."""
+    counts = [up.counts for up in ups if up.counts is not None]
+    weight = torch.cat(counts) if counts else torch.cat([torch.ones_like(up.labels) for up in ups])
+    return (weight / weight.float().mean()).repeat(times)
+
+
+def always(network: Weights) -> Callable[[int], Weights]:
+    """The same network at every step."""
+    return lambda _: network
+
+
+def distance(left: Weights, right: Weights) -> Tensor:
+    """How far apart weights are: one norm over all trainable entries."""
+    return squared_distance(left, right).sqrt()
 
 
 def union(sets: Sequence[Batch]) -> Batch:

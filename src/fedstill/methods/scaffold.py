@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Never
+from typing import Any, ClassVar, Literal, Never
 
 from torch import Tensor
 
@@ -59,12 +59,21 @@ class Up(fedavg.Up):
 class Scaffold(FedAvg):
     """Local steps w ← w - lr · (g - c_i + c); controls start at zero and skip statistics."""
 
+    presets: ClassVar = {
+        "niid_bench": {"correction": "step", "momentum": 0.9, "weight_decay": 1e-5,
+                       "weighting": "examples", "epochs": 10, "batch_size": 64},
+    }  # fmt: skip
+
     weighting: Literal["examples", "uniform"] = "uniform"
     server_lr: Positive = 1.0
+    correction: Literal["gradient", "step"] = "gradient"  # what controls are added to
 
     def faults(self) -> Sequence[str]:
-        if self.momentum or self.weight_decay:
-            return ["momentum and weight_decay must be 0: option II reads the gradient off the way"]
+        if self.correction == "gradient" and (self.momentum or self.weight_decay):
+            return [
+                "momentum and weight_decay must be 0: option II reads the gradient off the way; or "
+                'use correction = "step", as NIID-Bench does'
+            ]
         return ()
 
     def server_state(self, server: Node[Any]) -> Global:
@@ -86,9 +95,16 @@ class Scaffold(FedAvg):
         own = client.state.control
         batches = self.batches(client)
         drift = algebra.sub(common, own)
-        weights = await minimize(
-            self.corrected, client.model, start, batches, self.optimizer, start=start, drift=drift
-        )
+        if self.correction == "gradient":
+            weights = await minimize(
+                self.corrected, client.model, start, batches, self.optimizer,
+                start=start, drift=drift,
+            )  # fmt: skip
+        else:
+            weights = await minimize(
+                self.uncorrected, client.model, start, batches, self.optimizer,
+                project=self.moved_back, start=start, drift=drift,
+            )  # fmt: skip
         change = controls.change(common, start, weights, len(batches), self.lr)
         client.state = Own(algebra.add(own, change))
         return Up(weights, len(client.data), change)
@@ -114,3 +130,13 @@ class Scaffold(FedAvg):
         """The local loss plus (c - c_i) · w, whose gradient is the correction."""
         task = self.objective(model, weights, batch, start)
         return task + controls.correction(drift, weights)
+
+    def uncorrected(
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights
+    ) -> Tensor:
+        """The local loss alone."""
+        return self.objective(model, weights, batch, start)
+
+    def moved_back(self, weights: Weights, start: Weights, drift: Weights) -> Weights:
+        """w - lr · (c - c_i) after a step of the optimiser, whose momentum knows nothing of it."""
+        return {**weights, **{n: weights[n] - self.lr * way for n, way in drift.items()}}

@@ -1,0 +1,97 @@
+"""Views of training images: moved by some pixels and mirrored, anew at every step.
+
+What image classifiers are commonly trained with. Nothing is differentiated through a view, so a
+batch holds the images as they are seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from fedstill.core import Batch, Lazy, Node
+from fedstill.core.data import Batches, Plan
+from fedstill.core.errors import BadValue
+
+Views = Literal["none", "crop_flip", "reflect_crop_flip"]
+"""How images are seen in training.
+
+`crop_flip` moves each image by up to an eighth of its side (4 pixels of 32) down or up and to the
+left or right, and mirrors every second one; what comes into sight is zero, the mean of the data.
+`reflect_crop_flip` fills it with the image reflected at its edge, as NIID-Bench does.
+"""
+
+REACH = 0.125  # of the side
+
+
+class Moves(NamedTuple):
+    """How each of some images is seen."""
+
+    down: Tensor  # [image], whole pixels
+    right: Tensor  # [image]
+    mirrored: Tensor  # [image], true or false
+
+
+def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") -> Batches[Batch]:
+    """The plan's batches as they are seen; the plan itself where they are seen as they are."""
+    if views == "none":
+        return plan
+    if len(node.model.shape) != 3:
+        raise BadValue(
+            f"views = {views!r} moves images of channels, height and width, not examples of shape "
+            f'{tuple(node.model.shape)}; use views = "none"'
+        )
+    sizes = [len(row) for row in plan.rows]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    height, width = node.model.shape[1:]
+    drawn = drawn_moves(node.rng(purpose), starts[-1], height, width)
+    moves = Moves(*(each.to(node.device) for each in drawn))
+
+    def make(step: int) -> Batch:
+        x, y = plan[step]
+        here = slice(starts[step], starts[step + 1])
+        return Batch(moved(x, Moves(*(each[here] for each in moves)), views), y)
+
+    def many(step: int, count: int) -> Batch | None:
+        batches = plan.ahead(step, count)
+        if batches is None:
+            return None
+        here = slice(starts[step], starts[step + len(batches.y)])
+        laid = Moves(*(each[here].reshape(batches.y.shape) for each in moves))
+        return Batch(moved(batches.x, laid, views), batches.y)
+
+    return Lazy(len(plan), make, many)
+
+
+def drawn_moves(rng: Generator, images: int, height: int, width: int) -> Moves:
+    """Moves of so many images, every one as likely as any other."""
+    reach = [int(REACH * side + 0.5) for side in (height, width)]
+    down, right = (torch.randint(-far, far + 1, (images,), generator=rng) for far in reach)
+    return Moves(down, right, torch.rand(images, generator=rng) < 0.5)
+
+
+def moved(x: Tensor, moves: Moves, views: Views) -> Tensor:
+    """Images [..., channel, height, width] cut out where the moves say, then mirrored."""
+    height, width = x.shape[-2:]
+    row = torch.arange(height, device=x.device) + moves.down.unsqueeze(-1)  # [..., height]
+    column = torch.arange(width, device=x.device).expand(*moves.right.shape, width)
+    column = torch.where(moves.mirrored.unsqueeze(-1), width - 1 - column, column)
+    column = column + moves.right.unsqueeze(-1)
+    inside = ((row >= 0) & (row < height))[..., :, None] & ((column >= 0) & (column < width))[
+        ..., None, :
+    ]
+    row, column = reflected(row, height), reflected(column, width)
+    shape = x.shape
+    seen = x.gather(-2, row[..., None, :, None].expand(shape))
+    seen = seen.gather(-1, column[..., None, None, :].expand(shape))
+    return seen if views == "reflect_crop_flip" else seen * inside.unsqueeze(-3)
+
+
+def reflected(place: Tensor, size: int) -> Tensor:
+    """Places beyond the first or the last one as far within; the edge itself counts once."""
+    last = size - 1
+    return (last - (last - place.abs()).abs()).clamp(min=0)
