@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstill"
 
 # A room of the house, and the names under `fedstill` and outside of it that it may import.
 LOWER = {
-    *("core", "data", "engines", "federation", "logbook"),
+    *("channels", "core", "data", "engines", "federation", "logbook"),
     *("methods", "models", "parts", "report", "wire"),
 }
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
@@ -26,10 +26,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"core", "models"}, {"torch"}),
     "data": ({"core.errors", "core.ranges", "data"}, {"numpy"}),
     "wire": ({"core", "wire"}, {"torch"}),
+    "channels": ({"core", "channels"}, {"torch"}),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
-    "engines": ({"core", "wire", "engines"}, {"torch"}),
+    "engines": ({"channels", "core", "wire", "engines"}, {"torch"}),
     "federation": (
-        {"core", "data", "wire", "logbook", "engines", "federation"},
+        {"channels", "core", "data", "wire", "logbook", "engines", "federation"},
         {"torch", "numpy"},
     ),
     "report": (

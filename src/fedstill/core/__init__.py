@@ -7,7 +7,7 @@ from fedstill.core.method import Method, Place, Step, at_clients, at_server
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.optim import SGD, Adam, Schedule, scheduled
-from fedstill.core.records import Message, NodeId, Positional, Record, State, Weights
+from fedstill.core.records import Change, Exact, Message, NodeId, Positional, Record, State, Weights
 
 __all__ = [
     "SERVER",
@@ -16,7 +16,9 @@ __all__ = [
     "Addressed",
     "Batch",
     "Batches",
+    "Change",
     "Data",
+    "Exact",
     "Inbox",
     "Lazy",
     "Loop",

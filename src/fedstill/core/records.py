@@ -8,6 +8,7 @@ from types import new_class
 from typing import (
     Annotated,
     Any,
+    Literal,
     Self,
     TypeVar,
     dataclass_transform,
@@ -22,11 +23,21 @@ from fedstill.core import trees
 from fedstill.core.errors import ProtocolError
 
 NodeId = str
+Direction = Literal["up", "down", "peer"]  # to the server, from the server, between clients
+DIRECTIONS: tuple[Direction, ...] = ("up", "down", "peer")
 Weights = dict[str, Tensor]  # as in a state dict: parameters and buffers, by dotted name
 
 POSITIONAL = "positional"
 Positional = Annotated[Tensor, POSITIONAL]
 """Indices or labels that a fixed order would imply: counted in bytes, not in floats."""
+
+EXACT = "exact"
+Exact = Annotated[Tensor, EXACT]
+"""Numbers that must arrive as they are, such as counts and variances: no channel rounds them."""
+
+CHANGE = "change"
+Change = Annotated[Weights, CHANGE]
+"""What is added to something the receiver has: a channel may make good later what it left out."""
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -107,14 +118,19 @@ def record_hints(kind: type[Record]) -> dict[str, Any]:
 
 def positional_fields(kind: type[Record]) -> frozenset[str]:
     """Names of the fields whose numbers a fixed order would imply."""
+    return marked_fields(kind, POSITIONAL)
+
+
+def marked_fields(kind: type[Record], mark: str) -> frozenset[str]:
+    """Names of the fields in whose hints a mark stands."""
     key: Any = kind
-    return _positional(key)
+    return _marked(key, mark)
 
 
 @cache
-def _positional(kind: Any) -> frozenset[str]:
+def _marked(kind: Any, mark: str) -> frozenset[str]:
     def marked(hint: Any) -> bool:
-        if get_origin(hint) is Annotated and POSITIONAL in get_args(hint)[1:]:
+        if get_origin(hint) is Annotated and mark in get_args(hint)[1:]:
             return True
         return any(marked(part) for part in get_args(hint) if part is not hint)
 

@@ -9,9 +9,9 @@ from fedstill.core.algebra import not_finite
 from fedstill.core.errors import BadMessage
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
-from fedstill.core.records import Message, NodeId
+from fedstill.core.records import Direction, Message, NodeId
 from fedstill.engines.engine import Outcome
-from fedstill.logbook.events import Direction, Note, Traffic
+from fedstill.logbook.events import Note, Traffic
 from fedstill.logbook.writer import Logbook
 
 BadMessages = Literal["stop", "leave_out"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Direction = Literal["up", "down", "peer"]
+from fedstill.core.records import Direction
 
 
 @dataclass(frozen=True)

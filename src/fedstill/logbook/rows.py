@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.logbook.events import Direction, Note, Number, Traffic
+from fedstill.core.records import Direction
+from fedstill.logbook.events import Note, Number, Traffic
 
 EVALUATION = "evaluate"
 

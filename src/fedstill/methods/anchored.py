@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Never
 from torch import Tensor
 
 from fedstill.core import (
+    Exact,
     Inbox,
     Message,
     Method,
@@ -67,7 +68,7 @@ class Sums(Message):
     """A peer's share in the mean over holders, as far as it has been mixed."""
 
     images: Tensor  # [class, image, ...], of all classes; zero where not held
-    held: Tensor  # [class], 1 where held
+    held: Exact  # [class], 1 where held
 
 
 @dataclass(frozen=True)

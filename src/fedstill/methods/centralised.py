@@ -16,6 +16,7 @@ from fedstill.core import (
     SGD,
     Batch,
     Data,
+    Exact,
     Inbox,
     Message,
     Method,
@@ -38,8 +39,8 @@ class Examples(Message):
 
     stored: Tensor  # [example, ...]
     labels: Positional  # [example]
-    mean: Tensor | None
-    std: Tensor | None
+    mean: Exact | None
+    std: Exact | None
 
 
 class Global(State):

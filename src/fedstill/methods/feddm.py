@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     SGD,
     Data,
+    Exact,
     Inbox,
     Message,
     Method,
@@ -62,7 +63,7 @@ class Up(Message):
 
     images: Tensor  # [image, ...]
     labels: Positional  # [image]
-    counts: Tensor | None  # [image], examples that an image stands for; only if asked for
+    counts: Exact | None  # [image], examples that an image stands for; only if asked for
 
 
 @dataclass(frozen=True)

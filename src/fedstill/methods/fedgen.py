@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     Adam,
     Batch,
+    Exact,
     Inbox,
     Lazy,
     Model,
@@ -51,7 +52,7 @@ class Down(fedavg.Down):
 class Up(fedavg.Up):
     """Where a client came to, and how many examples of each class it has."""
 
-    counts: Tensor  # [class]
+    counts: Exact  # [class]
 
 
 class Drawn(NamedTuple):

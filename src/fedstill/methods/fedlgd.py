@@ -18,7 +18,9 @@ from fedstill.core import (
     SGD,
     Addressed,
     Batch,
+    Change,
     Data,
+    Exact,
     Inbox,
     Message,
     Model,
@@ -67,8 +69,8 @@ class Global(State):
 class Statistics(Message):
     """Mean and deviation of each class held, where the server's start asks for them."""
 
-    mean: Tensor  # [class, channel]
-    std: Tensor
+    mean: Exact  # [class, channel]
+    std: Exact
     classes: Positional  # [class]
 
 
@@ -84,7 +86,7 @@ class Up(Message):
     """Where a client came to, and how its control changed."""
 
     weights: Weights
-    control: Weights
+    control: Change
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     Batch,
+    Exact,
     Inbox,
     Message,
     Model,
@@ -59,7 +60,7 @@ class Up(Message):
 
     prototypes: Tensor  # [held class, feature]
     classes: Positional  # [held class]
-    counts: Tensor | None  # [held class], examples of each; only for weighting by them
+    counts: Exact | None  # [held class], examples of each; only for weighting by them
 
 
 @dataclass(frozen=True)

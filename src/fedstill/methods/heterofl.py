@@ -18,6 +18,7 @@ from fedstill.core import (
     SERVER,
     Addressed,
     Batch,
+    Exact,
     Inbox,
     Message,
     Model,
@@ -45,7 +46,7 @@ class Own(State):
 class Trained(Up):
     """Where a client came to with its part."""
 
-    held: Tensor | None  # [class], one for each class it has examples of; only with masked logits
+    held: Exact | None  # [class], one for each class it has examples of; only with masked logits
 
 
 class Measured(Message):

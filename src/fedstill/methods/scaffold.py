@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedstill.core import (
     Batch,
+    Change,
     Inbox,
     Model,
     Node,
@@ -52,7 +53,7 @@ class Down(fedavg.Down):
 class Up(fedavg.Up):
     """Where a client came to, and how its control changed."""
 
-    control: Weights  # new minus old
+    control: Change  # new minus old
 
 
 @dataclass(frozen=True)

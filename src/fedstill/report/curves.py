@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.core.errors import BadValue, unknown
-from fedstill.logbook.events import Direction
+from fedstill.core.records import Direction
 from fedstill.logbook.reader import Run
 from fedstill.logbook.rows import EVALUATION, Kind, View, mean
 from fedstill.report.groups import gather, setting_of, statistic

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedstill.core.errors import BadValue
-from fedstill.logbook.events import Direction
+from fedstill.core.records import Direction
 from fedstill.logbook.reader import Run
 from fedstill.report import canvas
 from fedstill.report.amounts import human_bytes, human_floats

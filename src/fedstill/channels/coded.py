@@ -1,0 +1,96 @@
+"""Coded: a message as it travels, counted by the fields of the message that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedstill.core import trees
+from fedstill.core.errors import WireError
+from fedstill.core.records import Message, Record
+
+Parts = dict[str, Tensor]
+"""What travels in place of one tensor, by names that the channel chooses."""
+
+
+class Coded(Message):
+    """A message some of whose tensors travel in another form.
+
+    `rest` is the message with an empty tensor in the place of each coded one; its shape is that of
+    the original behind a first axis of length zero. `parts` has what travels for each, by its
+    dotted name. A message that several channels code is coded inside coded.
+    """
+
+    rest: Message
+    parts: dict[str, Parts]
+
+    def floats(self) -> dict[str, int]:
+        """Numbers that travel, by field of the message: entries of parts, indices included."""
+        return self._counted(self.rest.floats(), lambda part: part.numel())
+
+    def bytes(self) -> dict[str, int]:
+        """Payload that travels, by field of the message."""
+        return self._counted(self.rest.bytes(), lambda part: part.nbytes)
+
+    def _counted(self, counts: dict[str, int], size: Callable[[Tensor], int]) -> dict[str, int]:
+        counts = dict(counts)
+        for name, parts in self.parts.items():
+            counts[field_of(self.rest, name)] += sum(map(size, parts.values()))
+        return counts
+
+    def restored(self, decode: Callable[[Parts, tuple[int, ...]], Tensor]) -> Message:
+        """The message with every coded tensor made from its parts and its shape."""
+        places = dict(trees.named_tensors(self.rest))
+        strangers = sorted(set(self.parts) - set(places))
+        if strangers:
+            raise WireError(
+                f"{type(self.rest).__name__} has no tensor {strangers[0]!r}, but one came coded "
+                "under that name; use the same channels on both sides"
+            )
+
+        def filled(name: str, place: Tensor) -> Tensor:
+            if name not in self.parts:
+                return place
+            shape = tuple(place.shape[1:])
+            return decode(self.parts[name], shape).reshape(shape).to(place.dtype)
+
+        return trees.with_tensors(self.rest, [filled(*item) for item in places.items()])
+
+
+def coded(message: Message, parts: dict[str, Parts]) -> Coded:
+    """A message with these of its tensors taken out and their parts put beside it."""
+
+    def left(name: str, tensor: Tensor) -> Tensor:
+        return tensor.new_empty((0, *tensor.shape)) if name in parts else tensor
+
+    items = trees.named_tensors(message)
+    return Coded(trees.with_tensors(message, [left(*item) for item in items]), parts)
+
+
+def field_of(message: Message, name: str) -> str:
+    """The field of the innermost message in which a tensor of this dotted name stands."""
+    first, _, rest = name.partition(".")
+    return field_of(message.rest, rest) if isinstance(message, Coded) else first
+
+
+class Layer(Record):
+    """What one channel put beside a message, in a form that the wire can write."""
+
+    parts: dict[str, Parts]
+
+
+def unwrapped(message: Message) -> tuple[Message, tuple[Layer, ...]]:
+    """The innermost message, of a kind that the method names, and the layers, outermost first."""
+    layers: list[Layer] = []
+    while isinstance(message, Coded):
+        layers.append(Layer(message.parts))
+        message = message.rest
+    return message, tuple(layers)
+
+
+def wrapped(message: Message, layers: tuple[Layer, ...]) -> Message:
+    """The coded message that was unwrapped."""
+    for layer in reversed(layers):
+        message = Coded(message, layer.parts)
+    return message
