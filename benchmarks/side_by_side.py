@@ -207,8 +207,8 @@ def export(
     assert all((site.mean, site.std) == (first.mean, first.std) for site in sites)
     path = folder / f"{name}-{clients}.npz"
     np.savez(
-        path, train_x=first.pool.images, train_y=first.pool.labels,
-        test_x=first.test.images, test_y=first.test.labels,
+        path, train_x=first.pool.inputs, train_y=first.pool.labels,
+        test_x=first.test.inputs, test_y=first.test.labels,
         rows=np.concatenate([site.rows for site in sites]),
         counts=np.array([len(site.rows) for site in sites]),
         mean=np.array(first.mean), std=np.array(first.std),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedstill.data.sites import Examples, ImageSet
+from fedstill.data.sites import Examples, LabelledSet
 
 
 def image_set(labels, *, domains=None):
@@ -17,7 +17,7 @@ def image_set(labels, *, domains=None):
     train = Examples(pixels.astype(np.uint8).reshape(-1, 1, 2, 2), labels)
     test = Examples(np.zeros((classes, 1, 2, 2), np.uint8), np.arange(classes, dtype=np.int64))
     names = tuple(f"class {number}" for number in range(classes))
-    return ImageSet("made up", train, test, names, (0.5,), (0.5,), domains=domains)
+    return LabelledSet("made up", train, test, names, (0.5,), (0.5,), domains=domains)
 
 
 def grey_file(path: Path, *, count=30, side=28, **changes):

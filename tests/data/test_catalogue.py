@@ -69,8 +69,8 @@ def test_held_out_examples_take_the_place_of_the_test_set():
     for before, after in zip(whole.sites, held.sites, strict=True):
         assert len(after) + len(after.test) == len(before)
         assert len(after.test) == round(0.2 * len(before))
-        kept = {image.tobytes() for image in after.pool.images[after.rows]}
-        assert not kept & {image.tobytes() for image in after.test.images}
+        kept = {image.tobytes() for image in after.pool.inputs[after.rows]}
+        assert not kept & {image.tobytes() for image in after.test.inputs}
     assert "held out, not on the test set" in held.notes[-1]
 
 
@@ -89,7 +89,7 @@ def test_what_clients_share_is_held_out_in_the_order_of_the_set_not_client_by_cl
     used = np.sort(np.concatenate([site.rows for site in held.sites]))
     rest = np.setdiff1d(np.arange(len(pool)), used)
     assert np.array_equal(aside.labels, pool.labels[rest])
-    assert np.array_equal(aside.images, pool.images[rest])
+    assert np.array_equal(aside.inputs, pool.inputs[rest])
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

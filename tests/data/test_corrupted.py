@@ -39,10 +39,10 @@ def test_every_image_has_one_holder_and_no_image_is_trained_and_tested_on(folder
         assert sorted(rows.tolist()) == list(range(2 * 270))  # two severities, nine tenths of 300
         assert len({id(site.pool) for site in sites}) == 1
         assert sum(len(site.test) for site in sites) == 2 * 30
-        expected = [corrupted(base.images, kind, s)[:270] for s in (1, 5)]
-        np.testing.assert_array_equal(sites[0].pool.images, np.concatenate(expected))
-        tests = np.concatenate([site.test.images for site in sites])
-        last = np.concatenate([corrupted(base.images, kind, s)[270:] for s in (1, 5)])
+        expected = [corrupted(base.inputs, kind, s)[:270] for s in (1, 5)]
+        np.testing.assert_array_equal(sites[0].pool.inputs, np.concatenate(expected))
+        tests = np.concatenate([site.test.inputs for site in sites])
+        last = np.concatenate([corrupted(base.inputs, kind, s)[270:] for s in (1, 5)])
         assert {i.tobytes() for i in tests} == {i.tobytes() for i in last}
 
 
@@ -72,8 +72,8 @@ def test_a_client_for_each_kind_and_severity(folder):
         (name, 90, 10) for name in names
     ]
     base = read_test_part("cifar10", data_dir=folder)
-    expected = corrupted(base.images[:100], "contrast", 5)
-    np.testing.assert_array_equal(made.sites[3].pool.images, expected[:90])
+    expected = corrupted(base.inputs[:100], "contrast", 5)
+    np.testing.assert_array_equal(made.sites[3].pool.inputs, expected[:90])
     np.testing.assert_array_equal(made.sites[3].test.labels, base.labels[90:100])
 
 
@@ -143,7 +143,7 @@ def test_real_images_keep_their_look():
     if place is None:
         pytest.skip("set FEDSTILL_DATA_DIR to a folder with cifar10-test.npz")
     made = load("cifar10c", data_dir=place, images=1000, split="severity", kinds=["fog", "snow"])
-    base = read_test_part("cifar10", data_dir=place).images[:900].astype(float)
-    far = [np.abs(site.pool.images - base).mean() for site in made.sites]
+    base = read_test_part("cifar10", data_dir=place).inputs[:900].astype(float)
+    far = [np.abs(site.pool.inputs - base).mean() for site in made.sites]
     assert far[:5] == sorted(far[:5]) and far[5] < far[9]
     assert all(site.counts(10).min() > 50 for site in made.sites)

@@ -18,7 +18,7 @@ def test_mnist_is_read_as_one_channel_of_28(tmp_path):
     grey_file(tmp_path / "mnist.npz")
     made = named_set("mnist", data_dir=tmp_path)
     assert made.train.shape == (1, 28, 28)
-    assert made.train.images[0, 0, 0, :3].tolist() == [0, 1, 2]
+    assert made.train.inputs[0, 0, 0, :3].tolist() == [0, 1, 2]
     assert (made.mean, made.std) == ((0.1307,), (0.3081,))
     assert made.notes == ("mnist: a subset, 30 of 60000 train and 30 of 10000 test examples",)
 
@@ -34,7 +34,7 @@ def test_a_mosaic_gives_back_every_image(tmp_path):
     colour_file(tmp_path / "svhn.npz", count=23)
     made = named_set("svhn", data_dir=tmp_path)
     expected = colour_pictures(23, 8, seed=0).transpose(0, 3, 1, 2)
-    assert np.array_equal(made.train.images, expected)
+    assert np.array_equal(made.train.inputs, expected)
 
 
 def test_cifar10_is_put_together_from_three_files(tmp_path):
@@ -104,7 +104,8 @@ def images(count=30, shape=(28, 28), dtype=np.uint8):
         ({"train_labels": None}, "has no array train_labels"),
         ({"test_images": None}, "has neither test_images nor test_images_webp"),
         ({"train_images": images(29)}, "train_images and train_labels .* have 29 and 30"),
-        ({"train_images": images(dtype=np.float32)}, "train_images must be uint8 .* is float32"),
+        ({"train_images": images(dtype=np.int16)}, "train_images must be uint8 .* is int16"),
+        ({"train_images": images(dtype=np.float32)}, "float32 .* but images as bytes"),
         ({"train_images": images(shape=(28,))}, r"must be uint8 .* but is uint8 \[30, 28\]"),
         ({"train_images": images(shape=(28, 28, 3))}, "must have 1 channels, but have 3"),
         ({"train_images": images(shape=(2, 2000))}, "up to 1024 pixels a side"),
@@ -205,7 +206,7 @@ def test_percent_keeps_the_first_part_of_7438_and_leaves_the_test_set(five_files
     # 0.5 % of 7438 is 37.
     assert [(len(site), len(site.test)) for site in made.sites] == [(37, 20)] * 5
     for part, everything in zip(made.sites, whole.sites, strict=True):
-        assert np.array_equal(part.pool.images, everything.pool.images[:37])
+        assert np.array_equal(part.pool.inputs, everything.pool.inputs[:37])
         assert part.test.digest() == everything.test.digest()
 
 
@@ -253,7 +254,7 @@ def test_office_gives_each_domain_its_own_train_test_and_normalisation(tmp_path)
     ]
     assert made.sites[2].mean == (0.4794, 0.4545, 0.3985)
     expected = colour_pictures(40, 8, seed=1)[2::4].transpose(0, 3, 1, 2)
-    assert np.array_equal(load("OFFICE", data_dir=tmp_path, size=8).sites[2].test.images, expected)
+    assert np.array_equal(load("OFFICE", data_dir=tmp_path, size=8).sites[2].test.inputs, expected)
 
 
 @pytest.mark.parametrize(

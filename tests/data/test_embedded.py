@@ -56,12 +56,12 @@ def test_inverted_is_bright_where_plain_is_dark(five):
     plain, inverted = five.sites[0], five.sites[1]
     assert plain.mean[0] < 0.35
     assert inverted.mean[0] > 0.65
-    assert (plain.pool.images[:, 0] == plain.pool.images[:, 2]).all()
+    assert (plain.pool.inputs[:, 0] == plain.pool.inputs[:, 2]).all()
 
 
 def test_colour_domains_have_colour(five):
     for site in five.sites[2:]:
-        spread = np.ptp(site.pool.images.astype(int), axis=1).mean()
+        spread = np.ptp(site.pool.inputs.astype(int), axis=1).mean()
         assert spread > 10
 
 
@@ -88,7 +88,7 @@ def test_a_simple_rule_learns_each_domain_better_than_chance(five, domain):
         corner = floats[:, :, :2, :2].mean((2, 3), keepdims=True)
         return np.abs(floats - corner).sum(1).reshape(len(images), -1)
 
-    train, test = contrast(site.pool.images), contrast(site.test.images)
+    train, test = contrast(site.pool.inputs), contrast(site.test.inputs)
     means = np.stack([train[site.pool.labels == digit].mean(0) for digit in range(10)])
     nearest = ((test[:, None] - means[None]) ** 2).sum(2).argmin(1)
     assert (nearest == site.test.labels).mean() > 0.3

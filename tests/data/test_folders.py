@@ -36,7 +36,7 @@ def test_train_and_test_folders_are_kept_apart(tmp_path):
     (site,) = load("own", clients={"a": tmp_path}).sites
     assert site.pool.labels.tolist() == [0, 1]
     assert site.test.labels.tolist() == [1]
-    assert site.test.images.max() == 3
+    assert site.test.inputs.max() == 3
 
 
 def test_classes_are_the_sorted_union_and_numbers_sort_as_numbers(tmp_path):
@@ -51,7 +51,7 @@ def test_classes_are_the_sorted_union_and_numbers_sort_as_numbers(tmp_path):
 
 def test_mean_and_std_are_the_clients_own_unless_given(hospital):
     (own,) = load("own", clients={"a": hospital}).sites
-    levels = own.pool.images[:, 0, 0, 0] / 255
+    levels = own.pool.inputs[:, 0, 0, 0] / 255
     assert own.mean == pytest.approx((levels.mean(),) * 3)
     assert own.std == pytest.approx((levels.std(),) * 3)
     (given,) = load("own", clients={"a": hospital}, mean=[0.1], std=[0.2]).sites

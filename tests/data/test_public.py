@@ -63,8 +63,8 @@ def test_a_set_by_flag_is_read_with_its_classes_and_published_normalisation(fold
     (site,) = made.sites
     assert made.shape == (3, 32, 32)
     assert made.class_names == ("apple", "bear", "cup")
-    assert site.pool.images[:, 0, 0, 0].tolist() == [10, 11, 12, 13, 14, 15]
-    assert site.test.images[0, 0, 0, 0] == 20
+    assert site.pool.inputs[:, 0, 0, 0].tolist() == [10, 11, 12, 13, 14, 15]
+    assert site.test.inputs[0, 0, 0, 0] == 20
     assert site.mean == (0.5071, 0.4866, 0.4409)
     assert [asked["train"] for asked in Pictures.asked] == [True, False]
 

@@ -5,11 +5,11 @@ import pytest
 
 from data.made_up import image_set
 from fedstill.core.errors import DataError
-from fedstill.data.images import channel_statistics, resized, stratified_split, with_channels
+from fedstill.data.images import resized, statistics, stratified_split, with_channels
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Iid
 from fedstill.data.preview import counts_table, counts_text
-from fedstill.data.sites import Collection, Examples, Site, pooled, whole_site
+from fedstill.data.sites import Collection, Examples, Site, held_out, pooled, whole_site
 
 
 def examples(count=4, shape=(1, 2, 2), label=0):
@@ -24,10 +24,15 @@ def site(name="one", rows=(0, 1), **changes):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (np.zeros((2, 1, 2, 2)), np.zeros(2, np.int64), "images must be uint8 .* float64"),
+        (
+            np.zeros((2, 1, 2, 2)),
+            np.zeros(2, np.int64),
+            r"must be images, .* float64 \[",
+        ),
+        (np.zeros((2, 5), np.uint8), np.zeros(2, np.int64), r"feature vectors.*uint8 \[2, 5\]"),
         (np.zeros((2, 2, 2), np.uint8), np.zeros(2, np.int64), r"came as uint8 \[2, 2, 2\]"),
         (np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2), "labels must be int64 .* float64"),
-        (np.zeros((2, 1, 2, 2), np.uint8), np.zeros(3, np.int64), "2 images and 3 labels"),
+        (np.zeros((2, 1, 2, 2), np.uint8), np.zeros(3, np.int64), "2 inputs and 3 labels"),
         (np.zeros((1, 1, 2, 2), np.uint8), np.array([-1]), "labels count from 0, but -1"),
     ],
 )
@@ -42,7 +47,7 @@ def test_examples_of_another_form_are_refused(images, labels, message):
         ({"rows": (0, 4)}, r"rows must lie in 0..3, but reach from 0 to 4"),
         ({"mean": (0.5, 0.5)}, "each of 1 channels, but have 2 and 1"),
         ({"std": (0.0,)}, "std above 0"),
-        ({"test": examples(shape=(3, 2, 2))}, "train and test images must have one shape"),
+        ({"test": examples(shape=(3, 2, 2))}, "train and test inputs must have one shape"),
     ],
 )
 def test_a_site_of_another_form_is_refused(changes, message):
@@ -70,12 +75,12 @@ def test_a_collection_that_does_not_fit_together_is_refused(sites, message):
 def test_statistics_are_those_of_pixels_between_zero_and_one():
     # Channel 0: 0 and 255: mean 1/2, std 1/2. Channel 1 is constant: std 1 by convention.
     images = np.array([0, 51, 255, 51], np.uint8).reshape(2, 2, 1, 1)
-    assert channel_statistics(images) == ((0.5, 0.2), (0.5, 1.0))
+    assert statistics(images) == ((0.5, 0.2), (0.5, 1.0))
 
 
 def test_statistics_of_nothing_are_refused():
-    with pytest.raises(DataError, match=r"of no images are undefined"):
-        channel_statistics(np.zeros((0, 1, 2, 2), np.uint8))
+    with pytest.raises(DataError, match=r"of no inputs are undefined"):
+        statistics(np.zeros((0, 1, 2, 2), np.uint8))
 
 
 def test_halving_averages_with_the_triangle_and_constants_stay():
@@ -160,3 +165,81 @@ def test_a_class_called_like_a_column_is_refused():
     made = Collection("made up", (whole_site("one", whole.train, whole.test),), ("a", "total"))
     with pytest.raises(DataError, match=r"a class is called 'total'"):
         counts_table(made)
+
+
+def vectors(*rows):
+    """Feature vectors, all of class 0."""
+    return Examples(np.array(rows, np.float32), np.zeros(len(rows), np.int64))
+
+
+def test_examples_may_be_feature_vectors_or_images_as_floats():
+    assert vectors([1, 2, 3], [4, 5, 6]).shape == (3,)
+    assert Examples(np.zeros((2, 1, 4, 5), np.float32), np.zeros(2, np.int64)).shape == (1, 4, 5)
+
+
+def test_statistics_of_floats_are_those_of_every_feature():
+    # 1, 3: mean 2, std 1. Constant: std 1. -2, 4: mean 1, std 3.
+    assert statistics(np.array([[1, 7, -2], [3, 7, 4]], np.float32)) == ((2, 7, 1), (1, 1, 3))
+    # A constant that single precision does not hold exactly is a constant all the same.
+    assert statistics(np.full((1000, 1), 0.1, np.float32))[1] == (1.0,)
+
+
+def test_statistics_of_images_as_floats_are_those_of_every_channel():
+    images = np.stack([np.zeros((2, 3, 3)), np.full((2, 3, 3), 4.0)], 1).astype(np.float32)
+    images[0, 0] = 2.0
+    assert statistics(images) == ((1.0, 4.0), (1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mean": (0.5,), "std": (1.0,)}, "for each of 2 features, but have 1 and 1"),
+        ({"mean": None, "std": (1.0, 1.0)}, "give mean and std, or neither"),
+        ({"test": vectors([1, 2, 3])}, r"one shape, but train has \(2,\) and test has \(3,\)"),
+    ],
+)
+def test_a_site_of_vectors_of_another_form_is_refused(changes, message):
+    both = vectors([1, 2], [3, 4])
+    with pytest.raises(DataError, match=message):
+        site(**{"pool": both, "test": both, "mean": (0, 0), "std": (1, 1), **changes})
+
+
+def test_clients_with_bytes_and_clients_with_floats_do_not_mix():
+    floats = Examples(np.zeros((4, 1, 2, 2), np.float32), np.zeros(4, np.int64))
+    with pytest.raises(DataError, match="inputs of one type, but one has uint8 and two has float3"):
+        Collection("made up", (site(), site("two", pool=floats, test=floats)), ("a",))
+    with pytest.raises(DataError, match="train and test inputs must have one type"):
+        site(test=floats)
+
+
+def test_a_digest_tells_vectors_from_each_other_and_whether_they_are_normalised():
+    def made(values, mean):
+        both = vectors(*values)
+        std = None if mean is None else (1.0, 1.0)
+        sites = (site(pool=both, test=both, mean=mean, std=std),)
+        return Collection("made up", sites, ("a",)).digest()
+
+    one = [[1, 2], [3, 4]]
+    found = {
+        made(one, (0.0, 0.0)),
+        made(one, None),
+        made(one, (0.0, 1.0)),
+        made([[1, 2], [3, 5]], None),
+    }
+    assert len(found) == 4
+    assert made(one, None) == made(one, None)
+
+
+def test_vectors_that_nobody_normalises_are_pooled_as_they_are():
+    both = vectors([1, 2], [3, 4])
+    sites = tuple(site(name, pool=both, test=both, mean=None, std=None) for name in ("one", "two"))
+    whole = pooled(Collection("made up", sites, ("a",)))
+    assert whole.mean is None and whole.std is None
+    assert whole.train.inputs.tolist() == [[1, 2], [3, 4]] * 2
+
+
+def test_vectors_are_held_out_like_images():
+    rows = Examples(np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2)
+    whole = Collection("made up", (whole_site("one", rows, rows),), ("a", "b"))
+    (mine,) = held_out(whole, 0.2, 0).sites
+    assert len(mine) == 16 and mine.test.inputs.shape == (4, 2)

@@ -13,25 +13,25 @@ def test_grey_images_are_repeated_and_resized_as_everywhere(tmp_path):
     grey_file(tmp_path / "fashion-mnist.npz", class_names=None)
     made = public_images("fashion-mnist", (3, 16, 16), data_dir=tmp_path)
     same = load("fashion-mnist", data_dir=tmp_path, size=16, channels=3).sites[0].pool
-    assert made.images.shape == (30, 3, 16, 16)
-    assert (made.images == same.images).all()
+    assert made.inputs.shape == (30, 3, 16, 16)
+    assert (made.inputs == same.inputs).all()
 
 
 def test_colour_becomes_luminance(tmp_path):
     colour_file(tmp_path / "svhn.npz")
     made = public_images("svhn", (1, 8, 8), data_dir=tmp_path)
-    red, green, blue = load("svhn", data_dir=tmp_path).sites[0].pool.images[4, :, 2, 5] / 1.0
-    wanted = resized(load("svhn", data_dir=tmp_path).sites[0].pool.images, 8)
-    assert made.images.shape == (30, 1, 8, 8)
-    assert abs(made.images[4, 0, 2, 5] - (0.299 * red + 0.587 * green + 0.114 * blue)) <= 0.51
-    assert (recoloured(wanted, 1) == made.images).all()
+    red, green, blue = load("svhn", data_dir=tmp_path).sites[0].pool.inputs[4, :, 2, 5] / 1.0
+    wanted = resized(load("svhn", data_dir=tmp_path).sites[0].pool.inputs, 8)
+    assert made.inputs.shape == (30, 1, 8, 8)
+    assert abs(made.inputs[4, 0, 2, 5] - (0.299 * red + 0.587 * green + 0.114 * blue)) <= 0.51
+    assert (recoloured(wanted, 1) == made.inputs).all()
     grey = np.repeat(np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16), 3, axis=1)
     assert (recoloured(grey, 1) == grey[:, :1]).all()
 
 
 def test_they_are_normalised_by_their_own_statistics():
     made = public_images("digits5", (3, 16, 16), count=40)
-    scaled = (made.images / 255 - np.reshape(made.mean, (3, 1, 1))) / np.reshape(
+    scaled = (made.inputs / 255 - np.reshape(made.mean, (3, 1, 1))) / np.reshape(
         made.std, (3, 1, 1)
     )
     assert scaled.mean((0, 2, 3)) == pytest.approx(0, abs=1e-6)
@@ -39,26 +39,26 @@ def test_they_are_normalised_by_their_own_statistics():
 
 
 def test_some_are_drawn_by_the_seed_and_keep_their_order():
-    whole = public_images("digits5", (3, 16, 16)).images
+    whole = public_images("digits5", (3, 16, 16)).inputs
     first, again, other = (
         public_images("digits5", (3, 16, 16), count=50, seed=seed) for seed in (0, 0, 1)
     )
     assert first.digest() == again.digest() != other.digest()
     rows = {image.tobytes(): i for i, image in enumerate(whole)}
-    places = [rows[image.tobytes()] for image in first.images]
+    places = [rows[image.tobytes()] for image in first.inputs]
     assert places == sorted(set(places))
     assert max(places) > 1000  # of all domains, not the first one
     assert "public: 50 of 1500 images of digits5 as 3x16x16, without labels" in first.notes
 
 
 def test_embedded_digits_are_made_in_any_size():
-    assert public_images("digits5", (1, 8, 8), count=3).images.shape == (3, 1, 8, 8)
-    assert public_images("digits5", (3, 32, 32), count=3).images.shape == (3, 3, 32, 32)
+    assert public_images("digits5", (1, 8, 8), count=3).inputs.shape == (3, 1, 8, 8)
+    assert public_images("digits5", (3, 32, 32), count=3).inputs.shape == (3, 3, 32, 32)
 
 
 def test_no_field_holds_labels():
     made = public_images("digits5", (3, 16, 16), count=30)
-    assert {*vars(made)} == {"name", "images", "mean", "std", "notes"}
+    assert {*vars(made)} == {"name", "inputs", "mean", "std", "notes"}
 
 
 def test_more_than_there_are_cannot_be_drawn():

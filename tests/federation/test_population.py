@@ -15,7 +15,7 @@ from fedstill.core import SERVER, Data, Model, NodeId
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Iid
 from fedstill.data.sites import Examples as Images
-from fedstill.data.sites import ImageSet, whole_site
+from fedstill.data.sites import LabelledSet, whole_site
 from fedstill.engines.engine import Party
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -49,7 +49,7 @@ class Counted(Population):
     """Counts the parties that are made."""
 
     def __init__(self, clients: int, **options: Any):
-        whole = ImageSet(
+        whole = LabelledSet(
             "made up", images(4 * clients, 0), images(60, 1), ("a", "b", "c"), (0.3,), (0.2,)
         )
         collection = partitioned(whole, Iid(clients), seed=0)
@@ -148,7 +148,7 @@ def test_several_test_sets_are_not_a_common_one() -> None:
     one, other = images(6, 0), images(6, 1)
     sites = [whole_site(name, one, test) for name, test in zip("ab", (one, other), strict=True)]
     collection = partitioned(
-        ImageSet("x", one, one, ("a", "b", "c"), (0.0,), (1.0,)), Iid(2), seed=0
+        LabelledSet("x", one, one, ("a", "b", "c"), (0.0,), (1.0,)), Iid(2), seed=0
     )
     models = dict.fromkeys("ab", MODEL)
     apart = type(collection)("x", tuple(sites), ("a", "b", "c"))

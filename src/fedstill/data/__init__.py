@@ -4,7 +4,7 @@ from fedstill.data.catalogue import DATASETS, Entry, load
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import PARTITIONS, Partition, described
 from fedstill.data.preview import counts_table, counts_text
-from fedstill.data.sites import Collection, Examples, ImageSet, Site, pooled
+from fedstill.data.sites import Collection, Examples, LabelledSet, Site, pooled
 from fedstill.data.unlabelled import Unlabelled, public_images
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Collection",
     "Entry",
     "Examples",
-    "ImageSet",
+    "LabelledSet",
     "Partition",
     "Site",
     "Unlabelled",

@@ -1,8 +1,9 @@
-"""Reading `.npz` files of images without trusting them.
+"""Reading `.npz` files of images or feature vectors without trusting them.
 
-Keys: `train_images`, `test_images` (uint8 [N, H, W] or [N, H, W, C]) and `train_labels`,
+Keys: `train_images`, `test_images` (uint8 or floats, [N, H, W] or [N, H, W, C]) and `train_labels`,
 `test_labels` (whole numbers [N]). Instead of images a file may hold `<key>_webp`, the bytes of
-one lossless WebP picture with all images side by side, and `<key>_shape`, [N, H, W, C].
+one lossless WebP picture with all images side by side, and `<key>_shape`, [N, H, W, C]; or feature
+vectors, `train_features` and `test_features` (floats [N, F]).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
-from fedstill.data.images import LARGEST_SIDE, channels_first
+from fedstill.data.images import LARGEST_SIDE, Inputs, channels_first, finite
 from fedstill.data.optional import optional
 from fedstill.data.sites import Examples
 
@@ -30,25 +31,29 @@ Arrays = dict[str, NDArray[np.generic]]
 
 def read_part(path: Path, part: str, extra: Iterable[str] = ()) -> tuple[Examples, Arrays]:
     """The `train` or `test` examples of a file, and those of the `extra` keys that it has."""
-    images, labels = f"{part}_images", f"{part}_labels"
-    wanted = {images, f"{images}_webp", f"{images}_shape", labels, *extra}
+    images, features, labels = f"{part}_images", f"{part}_features", f"{part}_labels"
+    wanted = {images, f"{images}_webp", f"{images}_shape", features, labels, *extra}
     arrays = read_arrays(path, wanted)
     if labels not in arrays:
         raise DataError(f"{path} has no array {labels}; {FORM}")
+    inputs: Inputs
     if images in arrays:
-        pixels = checked_images(path, images, arrays[images])
+        inputs = channels_first(checked_images(path, images, arrays[images]))
     elif f"{images}_webp" in arrays:
-        pixels = unfolded(path, images, arrays)
+        inputs = channels_first(unfolded(path, images, arrays))
+    elif features in arrays:
+        inputs = checked_features(path, features, arrays[features])
     else:
-        raise DataError(f"{path} has neither {images} nor {images}_webp; {FORM}")
+        raise DataError(f"{path} has neither {images} nor {images}_webp nor {features}; {FORM}")
     truth = checked_labels(path, labels, arrays[labels])
-    if len(pixels) != len(truth):
+    if len(inputs) != len(truth):
+        key = features if inputs.ndim == 2 else images
         raise DataError(
-            f"{path}: {images} and {labels} must have the same length, "
-            f"but have {len(pixels)} and {len(truth)}"
+            f"{path}: {key} and {labels} must have the same length, "
+            f"but have {len(inputs)} and {len(truth)}"
         )
     rest = {key: arrays[key] for key in extra if key in arrays}
-    return Examples(channels_first(pixels), truth), rest
+    return Examples(inputs, truth), rest
 
 
 def read_arrays(path: Path, wanted: set[str]) -> Arrays:
@@ -102,12 +107,12 @@ def declared(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def checked_images(path: Path, key: str, images: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """The images, if they are bytes in a form that is known."""
+def checked_images(path: Path, key: str, images: NDArray[np.generic]) -> Inputs:
+    """The images, if they are bytes or finite floats in a form that is known."""
     known = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
-    if images.dtype != np.uint8 or not known or 0 in images.shape:
+    if not (images.dtype == np.uint8 or images.dtype.kind == "f") or not known or not images.size:
         raise DataError(
-            f"{path}: {key} must be uint8 [N, H, W] or [N, H, W, 3] and not empty, "
+            f"{path}: {key} must be uint8 or floats, [N, H, W] or [N, H, W, 3], and not empty, "
             f"but is {images.dtype} {list(images.shape)}"
         )
     if max(images.shape[1:3]) > LARGEST_SIDE:
@@ -115,7 +120,19 @@ def checked_images(path: Path, key: str, images: NDArray[np.generic]) -> NDArray
             f"{path}: {key} may have up to {LARGEST_SIDE} pixels a side, "
             f"but has {list(images.shape[1:3])}"
         )
-    return images.astype(np.uint8, copy=False)
+    if images.dtype == np.uint8:
+        return images.astype(np.uint8, copy=False)
+    return finite(f"{path}: {key}", images)
+
+
+def checked_features(path: Path, key: str, features: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Feature vectors, if they are finite floats."""
+    if features.dtype.kind != "f" or features.ndim != 2 or not features.size:
+        raise DataError(
+            f"{path}: {key} must be floats [N, features] and not empty, "
+            f"but is {features.dtype} {list(features.shape)}"
+        )
+    return finite(f"{path}: {key}", features)
 
 
 def checked_labels(path: Path, key: str, labels: NDArray[np.generic]) -> NDArray[np.int64]:

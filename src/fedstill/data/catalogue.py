@@ -17,7 +17,7 @@ from fedstill.data.folders import Reading, own_data
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Partition, described
 from fedstill.data.public import PREFIX, PUBLIC_SETS, PublicSet, public_set
-from fedstill.data.sites import Collection, ImageSet, held_out, pooled, whole_site
+from fedstill.data.sites import Collection, LabelledSet, held_out, pooled, whole_site
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _own(
 
 
 def _split(
-    image_set: ImageSet, partition: Partition | Mapping[str, object] | None, seed: int
+    image_set: LabelledSet, partition: Partition | Mapping[str, object] | None, seed: int
 ) -> Collection:
     if partition is None:
         return _undivided(image_set)
@@ -177,7 +177,7 @@ def _split(
     return partitioned(image_set, partition, seed)
 
 
-def _undivided(image_set: ImageSet) -> Collection:
+def _undivided(image_set: LabelledSet) -> Collection:
     site = whole_site(
         "all", image_set.train, image_set.test, mean=image_set.mean, std=image_set.std
     )

@@ -21,7 +21,7 @@ from fedstill.data.datasets import NAMED_SETS, shaped, test_part
 from fedstill.data.images import check_size
 from fedstill.data.partitions import Dirichlet, Rows
 from fedstill.data.partitions.partition import RETRIES
-from fedstill.data.sites import Collection, Examples, Site, merged, whole_site
+from fedstill.data.sites import Collection, Examples, Site, images_of, merged, whole_site
 
 SPLITS = ("dirichlet", "severity")
 TEST_SHARE = 10  # the last tenth of the images is tested on, in every corruption the same ones
@@ -113,7 +113,7 @@ def _sites(kind: str, base: Examples, size: int | None, wish: Wish) -> Iterator[
     """The clients of one corruption."""
 
     def of(severity: int) -> Examples:
-        images = corrupted(base.images, kind, severity, seed=wish.corruption_seed)
+        images = corrupted(images_of("cifar10", base), kind, severity, seed=wish.corruption_seed)
         return shaped(Examples(images, base.labels), size, None)
 
     with ThreadPoolExecutor() as workers:

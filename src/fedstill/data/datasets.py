@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from fedstill.core.errors import DataError, unknown
 from fedstill.data.archives import FORM, Arrays, checked_labels, read_part, words
 from fedstill.data.images import (
-    channel_statistics,
     matching_statistics,
     resized,
+    statistics,
     with_channels,
 )
-from fedstill.data.sites import Examples, ImageSet, merged
+from fedstill.data.sites import Examples, LabelledSet, images_of, merged
 
 Numbers = NDArray[np.int64]
 DIGIT_NAMES = tuple(str(digit) for digit in range(10))
@@ -151,7 +151,7 @@ def named_set(
     data_dir: str | Path | None,
     size: int | None = None,
     channels: int | None = None,
-) -> ImageSet:
+) -> LabelledSet:
     """The set of that name from `data_dir`, resized and with grey repeated if asked."""
     if name not in NAMED_SETS:
         raise DataError(unknown("data set", name, NAMED_SETS))
@@ -170,7 +170,7 @@ def named_set(
     mean, std = normalisation(table, train)
     path = folder / table.files[0]
     domains = _domain_numbers(path, "train", extra, len(train))
-    return ImageSet(
+    return LabelledSet(
         name=name,
         train=train,
         test=test,
@@ -220,7 +220,7 @@ def checked_folder(name: str, data_dir: str | Path | None) -> Path:
 def normalisation(table: NamedSet, train: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The published mean and std, or those of the train part where none are published."""
     if table.mean is None or table.std is None:
-        return channel_statistics(train.images)
+        return statistics(train.inputs)
     channels = train.shape[0]
     return matching_statistics(table.mean, channels), matching_statistics(table.std, channels)
 
@@ -236,6 +236,7 @@ def _part(folder: Path, files: tuple[str, ...], part: str) -> tuple[Examples, Ar
 
 
 def _check_against_table(where: str, examples: Examples, table: NamedSet) -> None:
+    images_of(where, examples)
     if examples.shape[0] != table.shape[0]:
         raise DataError(
             f"{where}: images must have {table.shape[0]} channels, but have {examples.shape[0]}"
@@ -277,7 +278,10 @@ def _domain_numbers(path: Path, part: str, extra: Arrays, length: int) -> Number
 
 def shaped(examples: Examples, size: int | None, channels: int | None) -> Examples:
     """The examples resized and with grey repeated, where that is asked for."""
-    images = examples.images if size is None else resized(examples.images, size)
+    if size is None and channels is None:
+        return examples
+    images = images_of("the set", examples)
+    images = images if size is None else resized(images, size)
     images = images if channels is None else with_channels(images, channels)
     return Examples(images, examples.labels)
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedstill.core.errors import DataError, unknown
 from fedstill.data.datasets import DIGIT_NAMES, named_set, shaped
 from fedstill.data.images import stratified_split
-from fedstill.data.sites import Collection, Examples, ImageSet, Site, merged, whole_site
+from fedstill.data.sites import Collection, Examples, LabelledSet, Site, merged, whole_site
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel
 
@@ -73,7 +73,9 @@ def digits(
     return Collection(f"DIGITS ({style})", tuple(sites), DIGIT_NAMES, tuple(notes))
 
 
-def desa_site(client: str, image_set: ImageSet, size: int, percent: float, split_seed: int) -> Site:
+def desa_site(
+    client: str, image_set: LabelledSet, size: int, percent: float, split_seed: int
+) -> Site:
     """A DIGITS client as DeSA has it: own split, cut, own normalisation."""
     if not 0 < percent <= 100:
         raise DataError(f"percent must lie in 0..100 and above 0, but is {percent!r}")
@@ -91,7 +93,7 @@ def desa_site(client: str, image_set: ImageSet, size: int, percent: float, split
     )
 
 
-def fedlgd_site(client: str, image_set: ImageSet, size: int) -> Site:
+def fedlgd_site(client: str, image_set: LabelledSet, size: int) -> Site:
     """A DIGITS client as FedLGD has it: the set's own split, pixels from -1 to 1."""
     train, test = (shaped(part, size, 3) for part in (image_set.train, image_set.test))
     return whole_site(client, train, test, mean=(0.5,) * 3, std=(0.5,) * 3)

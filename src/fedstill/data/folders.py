@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
 from fedstill.data.archives import read_arrays, read_part, words
+from fedstill.data.datasets import shaped
 from fedstill.data.images import (
-    channel_statistics,
     matching_statistics,
     resized,
+    statistics,
     stratified_split,
-    with_channels,
 )
 from fedstill.data.optional import optional
 from fedstill.data.sites import Collection, Examples, merged, whole_site
@@ -74,7 +74,7 @@ def own_data(
                 f"client {name} has {len(train)} images and no class with two, so that none is "
                 "left to test on; add images, or train and test folders"
             )
-        own_mean, own_std = channel_statistics(train.images)
+        own_mean, own_std = statistics(train.inputs)
         channels = train.shape[0]
         sites.append(
             whole_site(
@@ -124,8 +124,8 @@ def renamed(name: str, data: Labelled, known: tuple[str, ...]) -> Labelled:
             f"known: {', '.join(known)}"
         )
     numbers = np.array([known.index(word) for word in data.class_names], np.int64)
-    train = Examples(data.train.images, numbers[data.train.labels])
-    test = None if data.test is None else Examples(data.test.images, numbers[data.test.labels])
+    train = Examples(data.train.inputs, numbers[data.train.labels])
+    test = None if data.test is None else Examples(data.test.inputs, numbers[data.test.labels])
     return Labelled(known, train, test)
 
 
@@ -153,8 +153,8 @@ def from_archive(path: Path, reading: Reading) -> Labelled:
         names = tuple(str(number) for number in range(present))
     if present > len(names):
         raise DataError(f"{path}: labels must lie in 0..{len(names) - 1}, but {present - 1} came")
-    shaped = [Examples(_shaped(part.images, reading), part.labels) for part in parts]
-    return Labelled(names, shaped[0], shaped[1] if test is not None else None)
+    formed = [shaped(part, reading.size, reading.channels) for part in parts]
+    return Labelled(names, formed[0], formed[1] if test is not None else None)
 
 
 def from_folder(name: str, folder: Path, reading: Reading) -> Labelled:
@@ -201,7 +201,7 @@ def images_below(
     for label, class_name in enumerate(class_names):
         for path in image_files(folder / class_name):
             image = read_image(library, path, reading)
-            if parts and image.shape != parts[0].images.shape:
+            if parts and image.shape != parts[0].inputs.shape:
                 raise DataError(
                     f"client {name}: {path} has {image.shape[3]} x {image.shape[2]} pixels, but "
                     f"those before have {parts[0].shape[2]} x {parts[0].shape[1]}; give size"
@@ -245,8 +245,3 @@ def read_image(library: Any, path: Path, reading: Reading) -> NDArray[np.uint8]:
         raise DataError(f"{path} cannot be read as an image ({fault})") from fault
     stacked = pixels[None, None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[None]
     return stacked if reading.size is None else resized(stacked, reading.size)
-
-
-def _shaped(images: NDArray[np.uint8], reading: Reading) -> NDArray[np.uint8]:
-    images = images if reading.size is None else resized(images, reading.size)
-    return images if reading.channels is None else with_channels(images, reading.channels)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
 
+Inputs = NDArray[np.uint8] | NDArray[np.float32]  # images, or vectors of features
 CHUNK = 2048  # images treated at once, so that float copies stay small
 LARGEST_SIDE = 1024  # pixels; larger requests are taken for mistakes
 LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue
@@ -90,35 +91,55 @@ def matching_statistics(values: tuple[float, ...], channels: int) -> tuple[float
     return values * channels if len(values) == 1 else values
 
 
-def channel_statistics(
-    images: NDArray[np.uint8],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of each channel for pixels in 0..1, from exact integer sums.
+def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of each channel or feature; of bytes as numbers in 0..1, from exact sums.
 
-    A constant channel gets std 1, so that dividing by it is always allowed.
+    What is constant gets std 1, so that dividing by it is always allowed.
     """
+    if not inputs.size:
+        raise DataError("mean and std of no inputs are undefined; at least one is needed")
+    found = [
+        _of_bytes(inputs[:, i]) if inputs.dtype == np.uint8 else _of_floats(inputs[:, i])
+        for i in range(inputs.shape[1])
+    ]
+    return tuple(mean for mean, _ in found), tuple(std for _, std in found)
+
+
+def _of_bytes(pixels: NDArray[np.generic]) -> tuple[float, float]:
     levels = np.arange(256, dtype=np.int64)
-    means, stds = [], []
-    for channel in range(images.shape[1]):
-        counts = np.zeros(256, np.int64)
-        for start in range(0, len(images), CHUNK):
-            part = images[start : start + CHUNK, channel].reshape(-1)
-            counts += np.bincount(part, minlength=256)
-        pixels = int(counts.sum())
-        if not pixels:
-            raise DataError("mean and std of no images are undefined; at least one is needed")
-        total, squares = int((counts * levels).sum()), int((counts * levels**2).sum())
-        variance = (pixels * squares - total**2) / pixels**2
-        means.append(total / pixels / 255)
-        stds.append(variance**0.5 / 255 if variance > 0 else 1.0)
-    return tuple(means), tuple(stds)
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(pixels), CHUNK):
+        counts += np.bincount(pixels[start : start + CHUNK].reshape(-1), minlength=256)
+    total, squares = int((counts * levels).sum()), int((counts * levels**2).sum())
+    variance = (pixels.size * squares - total**2) / pixels.size**2
+    return total / pixels.size / 255, variance**0.5 / 255 if variance > 0 else 1.0
 
 
-def channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _of_floats(values: NDArray[np.generic]) -> tuple[float, float]:
+    wide = values.astype(np.float64)
+    mean, std = float(wide.mean()), float(wide.std())
+    return mean, std if std > 1e-9 * abs(mean) else 1.0  # below is rounding
+
+
+def finite(name: str, values: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Numbers as single precision, if every one is finite there."""
+    with np.errstate(over="ignore"):
+        found = values.astype(np.float32, copy=False)
+    good = np.isfinite(found).reshape(len(found), -1).all(1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise DataError(
+            f"{name} must be finite in single precision, but {np.count_nonzero(~good)} of "
+            f"{len(found)} examples are not, the first at {row}; replace or leave them out"
+        )
+    return found
+
+
+def channels_first(images: Inputs) -> Inputs:
     """Images [example, height, width] or [..., channel] as [example, channel, height, width]."""
     if images.ndim == 3:
         return images[:, None]
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return images.transpose(0, 3, 1, 2).copy()
 
 
 def stratified_split(

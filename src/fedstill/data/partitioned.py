@@ -9,11 +9,11 @@ import numpy as np
 from fedstill.core.errors import DataError
 from fedstill.data.partitions import PARTITIONS, Partition, Rows, Split
 from fedstill.data.partitions.partition import check_disjoint, checked_rows
-from fedstill.data.sites import Collection, ImageSet, Site
+from fedstill.data.sites import Collection, LabelledSet, Site
 
 
 def partitioned(
-    image_set: ImageSet, partition: Partition, seed: int, client_name: str = "client-{i}"
+    image_set: LabelledSet, partition: Partition, seed: int, client_name: str = "client-{i}"
 ) -> Collection:
     """The set split over clients, who share pool, test set and normalisation.
 
@@ -32,7 +32,7 @@ def partitioned(
     return Collection(image_set.name, sites, image_set.class_names, (*image_set.notes, *notes))
 
 
-def _split_by(image_set: ImageSet, partition: Partition) -> Rows:
+def _split_by(image_set: LabelledSet, partition: Partition) -> Rows:
     """What the partition reads: labels, or domains."""
     if not partition.by_domain:
         return image_set.train.labels
@@ -45,7 +45,7 @@ def _split_by(image_set: ImageSet, partition: Partition) -> Rows:
 
 
 def _named(
-    image_set: ImageSet, partition: Partition, split: Split, client_name: str
+    image_set: LabelledSet, partition: Partition, split: Split, client_name: str
 ) -> Mapping[str, Rows]:
     """Every client's rows by its name."""
     if isinstance(split, Mapping):
@@ -60,7 +60,7 @@ def _named(
 
 
 def _checked(
-    partition: Partition, parts: Mapping[str, Rows], image_set: ImageSet
+    partition: Partition, parts: Mapping[str, Rows], image_set: LabelledSet
 ) -> dict[str, Rows]:
     """The split, if every row exists and belongs to one client; a rule of one's own may err."""
     where = type(partition).__name__

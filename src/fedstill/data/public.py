@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError, unknown
 from fedstill.data.datasets import checked_folder
-from fedstill.data.images import channel_statistics, matching_statistics, resized, with_channels
+from fedstill.data.images import matching_statistics, resized, statistics, with_channels
 from fedstill.data.optional import optional
-from fedstill.data.sites import Examples, ImageSet
+from fedstill.data.sites import Examples, LabelledSet
 
 PREFIX = "torchvision:"
 
@@ -75,7 +75,7 @@ def public_set(
     size: int | None = None,
     channels: int | None = None,
     download: bool = False,
-) -> ImageSet:
+) -> LabelledSet:
     """The set `torchvision:NAME` from `data_dir`; fetched only where `download` says so."""
     word = name.removeprefix(PREFIX)
     if word not in PUBLIC_SETS:
@@ -93,8 +93,8 @@ def public_set(
         class_names = class_names or tuple(str(word) for word in getattr(part, "classes", ()))
     train, test = parts
     present = int(max(train.labels.max(initial=0), test.labels.max(initial=0))) + 1
-    own_mean, own_std = channel_statistics(train.images)
-    return ImageSet(
+    own_mean, own_std = statistics(train.inputs)
+    return LabelledSet(
         name=name,
         train=train,
         test=test,

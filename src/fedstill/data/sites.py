@@ -1,4 +1,4 @@
-"""Who holds which images: the records every other module of this package makes or reads."""
+"""Who holds which examples: the records every other module of this package makes or reads."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
-from fedstill.data.images import channel_statistics, stratified_split
+from fedstill.data.images import Inputs, statistics, stratified_split
+
+Statistics = tuple[float, ...]  # one number for each channel, or for each feature
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Images as they are stored, each with one label."""
+    """Images or feature vectors as they are stored, each with one label."""
 
-    images: NDArray[np.uint8]  # [example, channel, height, width]
+    inputs: Inputs  # images as bytes or floats, or vectors as floats; axes as in INPUT_FORMS
     labels: NDArray[np.int64]  # [example]
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise DataError(
-                "images must be uint8 [example, channel, height, width], "
-                f"but came as {self.images.dtype} {list(self.images.shape)}"
-            )
+        check_inputs("inputs", self.inputs)
         if self.labels.dtype != np.int64 or self.labels.ndim != 1:
             raise DataError(
                 "labels must be int64 [example], "
                 f"but came as {self.labels.dtype} {list(self.labels.shape)}"
             )
-        if len(self.images) != len(self.labels):
+        if len(self.inputs) != len(self.labels):
             raise DataError(
-                "images and labels must have the same length, "
-                f"but there are {len(self.images)} images and {len(self.labels)} labels"
+                "inputs and labels must have the same length, "
+                f"but there are {len(self.inputs)} inputs and {len(self.labels)} labels"
             )
         if len(self.labels) and self.labels.min() < 0:
             raise DataError(f"labels count from 0, but {self.labels.min()} is among them")
@@ -43,33 +41,32 @@ class Examples:
         return len(self.labels)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image."""
-        _, channels, height, width = self.images.shape
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of one image, or the number of features."""
+        return self.inputs.shape[1:]
 
     def take(self, rows: NDArray[np.int64]) -> Examples:
         """The examples at `rows`, copied, in that order."""
-        return Examples(self.images[rows], self.labels[rows])
+        return Examples(self.inputs[rows], self.labels[rows])
 
     def digest(self) -> str:
-        """The sha256 of shape, pixels and labels, as hex."""
-        digest = hashlib.sha256(repr(self.images.shape).encode())
-        digest.update(np.ascontiguousarray(self.images).data)
+        """The sha256 of shape, inputs and labels, as hex."""
+        digest = hashlib.sha256(described_inputs(self.inputs))
+        digest.update(np.ascontiguousarray(self.inputs).data)
         digest.update(np.ascontiguousarray(self.labels.astype("<i8")).data)
         return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class LabelledSet:
     """One named set with its train and test part, not yet split over clients."""
 
     name: str
     train: Examples
     test: Examples
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]  # per channel, for pixels in 0..1
-    std: tuple[float, ...]
+    mean: Statistics | None  # as in Site
+    std: Statistics | None
     notes: tuple[str, ...] = ()
     domains: NDArray[np.int64] | None = None  # [train example]; where the set has several domains
     domain_names: tuple[str, ...] = ()
@@ -95,8 +92,8 @@ class Site:
     pool: Examples  # sites of one partition share the very same pool
     rows: NDArray[np.int64]  # which examples of the pool this client trains on
     test: Examples  # sites of one partition share the very same test set
-    mean: tuple[float, ...]  # per channel, for pixels in 0..1, of this client
-    std: tuple[float, ...]
+    mean: Statistics | None  # of this client, for bytes as numbers in 0..1; None: not normalised
+    std: Statistics | None
 
     def __post_init__(self) -> None:
         if self.rows.dtype != np.int64 or self.rows.ndim != 1:
@@ -143,10 +140,17 @@ class Collection:
         first, tests = self.sites[0], set()
         for site in self.sites:
             if site.pool.shape != first.pool.shape:
+                images = len(site.pool.shape) == len(first.pool.shape) == 3
+                remedy = "; give size and channels to bring them to one shape" if images else ""
                 raise DataError(
-                    f"{self.name}: all clients need images of one shape, but {first.name} has "
-                    f"{first.pool.shape} and {site.name} has {site.pool.shape}; "
-                    "give size and channels to bring them to one shape"
+                    f"{self.name}: all clients need {'images' if images else 'inputs'} of one "
+                    f"shape, but {first.name} has {first.pool.shape} and {site.name} has "
+                    f"{site.pool.shape}{remedy}"
+                )
+            if site.pool.inputs.dtype != first.pool.inputs.dtype:
+                raise DataError(
+                    f"{self.name}: all clients need inputs of one type, but {first.name} has "
+                    f"{first.pool.inputs.dtype} and {site.name} has {site.pool.inputs.dtype}"
                 )
             _check_labels(site.name, site.labels, self.classes)
             if id(site.test) not in tests:  # clients of one partition share it
@@ -154,8 +158,8 @@ class Collection:
                 tests.add(id(site.test))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of every image, or the number of features."""
         return self.sites[0].pool.shape
 
     @property
@@ -174,7 +178,7 @@ class Collection:
 
         digest = hashlib.sha256(repr((self.name, self.class_names)).encode())
         for site in self.sites:
-            normalisation = tuple(map(float, site.mean)), tuple(map(float, site.std))
+            normalisation = plain(site.mean), plain(site.std)
             parts = (site.name, of(site.pool), of(site.test), normalisation, len(site))
             digest.update(repr(parts).encode())
             digest.update(np.ascontiguousarray(site.rows.astype("<i8")).data)
@@ -186,23 +190,25 @@ def whole_site(
     train: Examples,
     test: Examples,
     *,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
+    mean: Statistics | None = None,
+    std: Statistics | None = None,
 ) -> Site:
     """A client that trains on all of `train`, normalised by its own statistics unless given."""
     if mean is None or std is None:
-        own_mean, own_std = channel_statistics(train.images)
+        own_mean, own_std = statistics(train.inputs)
         mean, std = mean or own_mean, std or own_std
     return Site(name, train, np.arange(len(train), dtype=np.int64), test, mean, std)
 
 
-def pooled(collection: Collection) -> ImageSet:
+def pooled(collection: Collection) -> LabelledSet:
     """All clients' data merged into one set with one normalisation, each client a domain."""
     sites = collection.sites
     train = merged([site.pool.take(site.rows) for site in sites])
     tests = list({id(site.test): site.test for site in sites}.values())
-    mean, std = channel_statistics(train.images)
-    return ImageSet(
+    mean, std = None, None
+    if any(site.mean is not None for site in sites):
+        mean, std = statistics(train.inputs)
+    return LabelledSet(
         name=collection.name,
         train=train,
         test=merged(tests),
@@ -247,25 +253,73 @@ def merged(parts: Sequence[Examples]) -> Examples:
     """The examples of all parts, one part after the other."""
     if len(parts) == 1:
         return parts[0]
-    images = np.concatenate([part.images for part in parts])
+    images = np.concatenate([part.inputs for part in parts])
     return Examples(images, np.concatenate([part.labels for part in parts]))
+
+
+def check_inputs(name: str, inputs: Inputs) -> None:
+    """Raise unless these are images or vectors in a form that is stored."""
+    kind = str(inputs.dtype), inputs.ndim
+    if kind not in INPUT_FORMS:
+        raise DataError(
+            f"{name} must be {', or '.join(INPUT_FORMS.values())}, "
+            f"but came as {inputs.dtype} {list(inputs.shape)}"
+        )
+
+
+INPUT_FORMS = {
+    ("uint8", 4): "images, uint8 [example, channel, height, width]",
+    ("float32", 4): "images, float32 [example, channel, height, width]",
+    ("float32", 2): "feature vectors, float32 [example, feature]",
+}
+
+
+def images_of(name: str, examples: Examples) -> NDArray[np.uint8]:
+    """The inputs, if they are images as bytes, which can be resized and recoloured."""
+    if examples.inputs.dtype != np.uint8:
+        raise DataError(
+            f"{name} holds {examples.inputs.dtype} {list(examples.inputs.shape)}, but images as "
+            "bytes (uint8) are needed; only these are resized, recoloured and read by name"
+        )
+    return examples.inputs.astype(np.uint8, copy=False)
+
+
+def described_inputs(inputs: Inputs) -> bytes:
+    """What a digest says of inputs before their content: the shape, and the type if not bytes."""
+    kind = "" if inputs.dtype == np.uint8 else f"{inputs.dtype} "
+    return f"{kind}{inputs.shape!r}".encode()
+
+
+def plain(values: Statistics | None) -> Statistics | None:
+    """A mean or std as plain floats, whatever numbers it came as."""
+    return None if values is None else tuple(map(float, values))
 
 
 def _check_same_shape(name: str, train: Examples, test: Examples) -> None:
     if train.shape != test.shape:
         raise DataError(
-            f"{name}: train and test images must have one shape, "
+            f"{name}: train and test inputs must have one shape, "
             f"but train has {train.shape} and test has {test.shape}"
+        )
+    if train.inputs.dtype != test.inputs.dtype:
+        raise DataError(
+            f"{name}: train and test inputs must have one type, "
+            f"but train has {train.inputs.dtype} and test has {test.inputs.dtype}"
         )
 
 
 def _check_normalisation(
-    name: str, examples: Examples, mean: tuple[float, ...], std: tuple[float, ...]
+    name: str, examples: Examples, mean: Statistics | None, std: Statistics | None
 ) -> None:
-    channels = examples.shape[0]
-    if len(mean) != channels or len(std) != channels:
+    if mean is None and std is None:
+        return
+    if mean is None or std is None:
+        raise DataError(f"{name}: give mean and std, or neither of them")
+    count = examples.shape[0]
+    if len(mean) != count or len(std) != count:
+        each = "channels" if len(examples.shape) == 3 else "features"
         raise DataError(
-            f"{name}: mean and std need one value for each of {channels} channels, "
+            f"{name}: mean and std need one value for each of {count} {each}, "
             f"but have {len(mean)} and {len(std)}"
         )
     if not all(np.isfinite(mean)) or not all(np.isfinite(std)) or min(std) <= 0:

@@ -1,4 +1,4 @@
-"""Public data: images of any set in the shape of a federation's, without their labels."""
+"""Public data: inputs of any set in the shape of a federation's, without their labels."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from numpy.typing import NDArray
 from fedstill.core.errors import DataError
 from fedstill.data.catalogue import load
 from fedstill.data.embedded import SIZES
-from fedstill.data.images import channel_statistics, recoloured, resized
-from fedstill.data.sites import Collection
+from fedstill.data.images import Inputs, recoloured, resized, statistics
+from fedstill.data.sites import Collection, Statistics, described_inputs, images_of, plain
 
 PURPOSE = 0x7075626C6963  # keeps this draw apart from those of the partition under the same seed
 
 
 @dataclass(frozen=True, eq=False)
 class Unlabelled:
-    """Images that everybody holds; whatever labels they had are not kept."""
+    """Images or vectors that everybody holds; whatever labels they had are not kept."""
 
     name: str
-    images: NDArray[np.uint8]  # [example, channel, height, width]
-    mean: tuple[float, ...]  # per channel, for pixels in 0..1
-    std: tuple[float, ...]
+    inputs: Inputs  # as in Examples
+    mean: Statistics | None  # as in Site
+    std: Statistics | None
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
 
     def digest(self) -> str:
         """The sha256 of everything a run can see, as hex; the name is left out."""
-        normalisation = tuple(map(float, self.mean)), tuple(map(float, self.std))
-        digest = hashlib.sha256(repr((self.images.shape, normalisation)).encode())
-        digest.update(np.ascontiguousarray(self.images).data)
+        normalisation = plain(self.mean), plain(self.std)
+        digest = hashlib.sha256(repr((self.inputs.shape, normalisation)).encode())
+        if self.inputs.dtype != np.uint8:
+            digest.update(described_inputs(self.inputs))
+        digest.update(np.ascontiguousarray(self.inputs).data)
         return digest.hexdigest()
 
 
 def public_images(
     name: str,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     *,
     count: int | None = None,
     seed: int = 0,
@@ -54,6 +56,11 @@ def public_images(
     Images are brought to `shape` (channels, height, width) and normalised by their own mean and
     deviation, so that all parties see the same numbers.
     """
+    if len(shape) != 3:
+        raise DataError(
+            f"public images have no form for clients with {shape[0]} features; hand vectors over "
+            "in Python, with fedstill.unlabelled"
+        )
     channels, height, width = shape
     size = height if height == width else None
     if name == "digits5" and size not in SIZES:  # drawn in these alone; others are made of them
@@ -62,16 +69,16 @@ def public_images(
     whole = sum(map(len, found.sites))
     if count is not None and count > whole:
         raise DataError(f"count is {count}, but {name} has {whole} images; ask for at most {whole}")
-    images = recoloured(_sized(name, _chosen(found, count, seed), height, width), channels)
-    mean, std = channel_statistics(images)
+    images = recoloured(_sized(name, _chosen(name, found, count, seed), height, width), channels)
+    mean, std = statistics(images)
     form = "x".join(map(str, shape))
     note = f"public: {len(images)} of {whole} images of {name} as {form}, without labels"
     return Unlabelled(name, images, mean, std, (note, *found.notes))
 
 
-def _chosen(found: Collection, count: int | None, seed: int) -> NDArray[np.uint8]:
+def _chosen(name: str, found: Collection, count: int | None, seed: int) -> NDArray[np.uint8]:
     """All clients' training images behind each other, or some of them in that order."""
-    images = np.concatenate([site.pool.images[site.rows] for site in found.sites])
+    images = np.concatenate([images_of(name, site.pool)[site.rows] for site in found.sites])
     if count is None:
         return images
     rng = np.random.Generator(np.random.PCG64([seed, PURPOSE]))

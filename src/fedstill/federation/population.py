@@ -17,12 +17,12 @@ from fedstill.core.data import Data, Pool, Rows
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
-from fedstill.data.sites import Collection, Examples, Site
+from fedstill.data.sites import Collection, Examples, Site, Statistics
 from fedstill.data.unlabelled import Unlabelled
 from fedstill.engines.engine import Party
 
 MOST_PARTIES = 1024  # made and kept; of those beyond, the ones asked for last
-Key = tuple[int, tuple[float, ...], tuple[float, ...]]  # a stored set, its mean and deviation
+Key = tuple[int, Statistics | None, Statistics | None]  # a stored set, its mean and deviation
 
 
 class Population:
@@ -93,22 +93,28 @@ class Population:
     def _pool(self, examples: Examples, site: Site) -> Pool:
         key = _key(examples, site)
         if key not in self._pools:
-            shape = (-1, 1, 1)
+            axes = examples.inputs.ndim
             self._pools[key] = Pool(
-                torch.from_numpy(examples.images).to(self.device),
+                torch.from_numpy(examples.inputs).to(self.device),
                 torch.from_numpy(examples.labels).to(self.device),
-                torch.tensor(site.mean, device=self.device).reshape(shape),
-                torch.tensor(site.std, device=self.device).reshape(shape),
+                self._statistics(site.mean, axes),
+                self._statistics(site.std, axes),
             )
         return self._pools[key]
 
     def _unlabelled(self, public: Unlabelled) -> Data:
-        shape = (-1, 1, 1)
+        axes = public.inputs.ndim
         return Data.unlabelled(
-            torch.from_numpy(public.images).to(self.device),
-            torch.tensor(public.mean, device=self.device).reshape(shape),
-            torch.tensor(public.std, device=self.device).reshape(shape),
+            torch.from_numpy(public.inputs).to(self.device),
+            self._statistics(public.mean, axes),
+            self._statistics(public.std, axes),
         )
+
+    def _statistics(self, values: Statistics | None, axes: int) -> torch.Tensor | None:
+        """A number for each channel, or each feature, as it goes with inputs of so many axes."""
+        if values is None:
+            return None
+        return torch.tensor(values, device=self.device).reshape(-1, *[1] * (axes - 2))
 
     def _rows(self, rows: NDArray) -> torch.Tensor:  # type: ignore[type-arg]
         return torch.from_numpy(rows).to(self.device)
