@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstill"
 # A room of the house, and the names under `fedstill` and outside of it that it may import.
 LOWER = {
     *("channels", "core", "data", "engines", "federation", "logbook"),
-    *("methods", "models", "parts", "report", "wire"),
+    *("methods", "metrics", "models", "parts", "report", "wire"),
 }
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "core": ({"core"}, {"torch"}),
@@ -25,12 +25,13 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "methods": ({"core", "parts", "methods"}, {"torch"}),
     "models": ({"core", "models"}, {"torch"}),
     "data": ({"core.errors", "core.ranges", "data"}, {"numpy"}),
+    "metrics": ({"core", "metrics"}, {"torch"}),
     "wire": ({"core", "wire"}, {"torch"}),
     "channels": ({"core", "channels"}, {"torch"}),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
     "engines": ({"channels", "core", "wire", "engines"}, {"torch"}),
     "federation": (
-        {"channels", "core", "data", "wire", "logbook", "engines", "federation"},
+        {"channels", "core", "data", "wire", "logbook", "engines", "federation", "metrics"},
         {"torch", "numpy"},
     ),
     "report": (

@@ -96,7 +96,7 @@ def averaging(work: Work) -> dict[str, object]:
         def watch(progress: Progress) -> None:
             if progress.round:
                 clock.end()
-                reached[0] = progress.accuracy or 0.0
+                reached[0] = progress.score or 0.0
             if progress.round < work.rounds:
                 clock.begin()
 

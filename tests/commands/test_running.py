@@ -159,6 +159,8 @@ def test_the_bar_says_round_accuracy_traffic_and_time_left():
     assert _said(nothing, []) == "round 0/10 · 0 B sent"
     some = Progress(4, 10, 0.5213, 1_250_000, 2.0)
     assert _said(some, [1.0, 3.0]) == "round 4/10 · accuracy 52.1 % · 1.25 MB sent · 0:12 left"
+    other = Progress(4, 10, 0.5213, 0, 2.0, "auroc")
+    assert _said(other, []) == "round 4/10 · auroc 0.5213 · 0 B sent"
     long = Progress(1, 3601, 0.5, 0, 2.0)
     assert _said(long, [2.0]).endswith(" · 2:00:00 left")
 

@@ -16,11 +16,13 @@ from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, State, Step,
 from fedstill.data.sites import Collection, Examples, Site
 from fedstill.engines.engine import Party
 from fedstill.engines.play.in_process import InProcess
-from fedstill.federation.evaluate import CHUNK, evaluate, score
+from fedstill.federation.evaluate import evaluate, score
 from fedstill.federation.population import Population
 from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise
 from fedstill.methods.local import Local
+from fedstill.metrics import ALWAYS, chosen
+from fedstill.metrics.measured import CHUNK
 from fedstill.models import MLP, ConvNet
 from worlds import World, experiment, vectors
 
@@ -28,6 +30,7 @@ MODEL = MLP((1,), 3, hidden=(2,))
 # What each client's model says whatever it sees; classes of each client's four test examples.
 OPINION = {"a": 0, "b": 1, "c": 2}
 TESTS = {"a": [0, 0, 0, 1], "b": [0, 0, 1, 1], "c": [1, 1, 2, 0]}
+BOTH = chosen(ALWAYS)
 SURE = math.log(2)  # logits log 2, 0, 0: chances 1/2, 1/4, 1/4
 
 
@@ -200,8 +203,8 @@ def test_two_parts_of_one_pool_are_two_test_sets():
 def test_a_large_test_set_is_passed_in_chunks_with_the_same_result():
     labels = [0] * CHUNK + [1] * 10
     node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
-    ((accuracy, _),) = score(Stubborn(), node, [labelled(labels)])
-    assert accuracy == CHUNK / (CHUNK + 10)
+    (found,) = score(Stubborn(), node, [labelled(labels)], BOTH)
+    assert found["accuracy"] == CHUNK / (CHUNK + 10)
     assert calls == [("a", CHUNK), ("a", 10)]
 
 
@@ -209,12 +212,13 @@ def test_small_sets_go_through_a_model_together_with_the_same_results():
     sizes = [3, CHUNK - 4, 2, CHUNK + 1, 5, 1]
     tests = [labelled([0] * (size // 2) + [1] * (size - size // 2)) for size in sizes]
     node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
-    found = score(Stubborn(), node, tests)
+    found = score(Stubborn(), node, tests, BOTH)
     assert [count for _, count in calls] == [CHUNK - 1, 2, CHUNK, 7]
-    assert [accuracy for accuracy, _ in found] == [size // 2 / size for size in sizes]
-    for size, (accuracy, loss) in zip(sizes, found, strict=True):
-        assert loss == pytest.approx(math.log(4) - accuracy * math.log(2), rel=1e-6), size
-    assert score(Stubborn(), node, []) == []
+    assert [each["accuracy"] for each in found] == [size // 2 / size for size in sizes]
+    for size, each in zip(sizes, found, strict=True):
+        expected = math.log(4) - each["accuracy"] * math.log(2)
+        assert each["loss"] == pytest.approx(expected, rel=1e-6), size
+    assert score(Stubborn(), node, [], BOTH) == []
 
 
 def test_sets_stay_apart_where_answers_depend_on_the_batch():
@@ -225,7 +229,9 @@ def test_sets_stay_apart_where_answers_depend_on_the_batch():
     ]
     people = World({"a": Party(tests[0], tests[0], net)}, net)
     node = InProcess(Local(), people).node("a", 1, "evaluate")
-    together, (first,), (second,) = (score(Local(), node, s) for s in (tests, tests[:1], tests[1:]))
+    together, (first,), (second,) = (
+        score(Local(), node, sets, BOTH) for sets in (tests, tests[:1], tests[1:])
+    )
     assert together == [first, second]
 
 

@@ -237,7 +237,7 @@ def test_progress_tells_the_mean_accuracy_and_the_bytes_so_far():
     scores = [row.value for row in log.metrics if (row.name, row.round) == ("accuracy", 2)]
     last: Progress = seen[-1]
     assert (last.round, last.rounds) == (2, 2)
-    assert last.accuracy == pytest.approx(sum(scores) / 4)
+    assert last.score == pytest.approx(sum(scores) / 4)
     assert last.bytes == 2 * (1 + 4) * 8  # two rounds, one broadcast and four answers of a number
 
 

@@ -65,8 +65,14 @@ def test_tables_are_plain_csv_that_needs_no_library(tmp_path):
 def test_values_that_are_not_finite_come_back(tmp_path):
     values = [math.inf, -math.inf, math.nan]
     events = [Number(1, "update", "a", "loss", "", value) for value in values]
-    read = [row.value for row in read_rows(folder_with(tmp_path, events)).metrics]
+    folder = folder_with(tmp_path, events)
+    read = [row.value for row in read_rows(folder).metrics]
     assert read[:2] == values[:2] and math.isnan(read[2])
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    assert lines[-1] == "1,update,a,loss,,"  # what is undefined is an empty cell
+    older = lines[-1] + "nan\n"  # as written before
+    (folder / "metrics.csv").write_text("\n".join(lines[:-1]) + "\n" + older)
+    assert math.isnan(read_rows(folder).metrics[-1].value)
 
 
 def test_a_note_of_several_lines_is_kept_on_one(tmp_path):

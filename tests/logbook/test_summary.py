@@ -1,6 +1,7 @@
 """The numbers of a summary, redone by hand."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -170,3 +171,42 @@ def test_the_curve_is_the_servers_where_it_is_scored_and_the_clients_mean_otherw
     assert both.rows().accuracy_by_round() == pytest.approx({1: 0.3, 2: 0.7, 3: 0.6})
     assert both.rows().accuracy_by_round("a") == {3: 0.0}
     assert client_log().rows().accuracy_by_round() == pytest.approx({1: 4.5 / 9})
+
+
+def test_every_other_metric_has_the_same_averages_under_its_name():
+    log = server_log()
+    for round, values in {1: (0.5, math.nan), 2: (0.9, 0.7), 3: (math.nan, math.nan)}.items():
+        for target, value in zip("ab", values, strict=True):
+            log.write(Number(round, "evaluate", "server", "auroc", target, value))
+            log.write(Number(round, "evaluate", "server", "loss", target, round))
+    summary = summarise(log.rows())
+    assert summary["average_accuracy"] == pytest.approx(0.6)
+    auroc = summary["metrics"]["auroc"]
+    assert (auroc["evaluated_round"], auroc["average"]) == (3, None)
+    assert auroc["by_client"] == {"a": None, "b": None}
+    assert (auroc["best_average"], auroc["best_average_round"]) == (pytest.approx(0.8), 2)
+    assert summary["metrics"]["loss"]["best_average_round"] == 1  # the lowest one
+    assert log.rows().metric_by_round("auroc") == {1: 0.5, 2: pytest.approx(0.8)}
+    json.dumps(summary, allow_nan=False)
+
+
+def test_clients_models_have_their_three_averages_of_any_metric_without_what_is_undefined():
+    log = client_log()
+    values = [[0.9, math.nan, 0.3], [0.5, 0.8, 0.2], [math.nan, math.nan, math.nan]]
+    for node, row in zip(CLIENTS, values, strict=True):
+        for target, value in zip(CLIENTS, row, strict=True):
+            log.write(Number(1, "evaluate", node, "macro_f1", target, value))
+    found = summarise(log.rows())["metrics"]["macro_f1"]
+    assert found["averaged_global_by_client"] == {"a": pytest.approx(0.6), "b": 0.5, "c": None}
+    assert found["averaged_global"] == pytest.approx((0.6 + 0.5) / 2)
+    assert found["inter"] == pytest.approx((0.3 + 0.35) / 2)
+    assert found["local_by_client"] == {"a": 0.9, "b": 0.8, "c": None}
+    assert found["matrix"]["values"][0] == [0.9, None, 0.3]
+
+
+def test_parts_of_a_metric_go_the_way_it_goes():
+    log = server_log()
+    for round, value in {1: 0.3, 2: 0.1}.items():
+        log.write(Number(round, "evaluate", "server", "errors.far", "a", value))
+    found = summarise(log.rows(), lower_is_better=["errors"])["metrics"]["errors.far"]
+    assert found["best_average_round"] == 2

@@ -83,7 +83,9 @@ def with_losses(folder, seed, values, **more):
 
 def test_what_steps_log_is_a_curve_over_rounds_with_the_mean_over_nodes_and_seeds(tmp_path):
     runs = [with_losses(tmp_path / "0", 0, [4, 2]), with_losses(tmp_path / "1", 1, [2, -1])]
-    assert logged(runs) == ["generator_loss", "aggregate.loss", "update.loss"]
+    assert logged(runs) == [
+        *("generator_loss", "aggregate.loss", "update.loss", "accuracy", "evaluate.loss"),
+    ]
     found = traces(runs, ["generator_loss", "update.loss"])
     (loss,), (local,) = found["generator_loss"], found["update.loss"]
     assert (loss.method, loss.seeds, loss.rounds.tolist()) == ("fedavg", 2, [1, 2])
@@ -108,3 +110,14 @@ def test_a_number_that_nobody_logs_is_refused_with_those_that_are(tmp_path):
         traces([run], ["generator_los"])
     with pytest.raises(BadValue, match="unknown number 'loss'; did you mean"):
         traces([run], ["loss"])  # of which step?
+
+
+def test_a_metric_is_a_curve_too_and_its_name_says_so_where_a_step_logs_the_same(tmp_path):
+    runs = [with_losses(tmp_path / "0", 0, [4, 2]), with_losses(tmp_path / "1", 1, [2, -1])]
+    (accuracy,), (loss,) = traces(runs, ["accuracy", "evaluate.loss"]).values()
+    assert accuracy.values.tolist() == pytest.approx([0.25, 0.45])
+    assert loss.values.tolist() == [9, 9]
+    with pytest.raises(BadValue, match="unknown number 'loss'; did you mean"):
+        traces(runs, ["loss"])
+    (plain,) = traces([made(tmp_path / "2", 0)], ["accuracy"])["accuracy"]
+    assert plain.rounds.tolist() == [1, 2]

@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.logbook import FolderLog, Number, Traffic, read_rows, summarise, write_summary
 from fedstill.report import comparison
 from fedstill.report.amounts import human_bytes, human_floats
@@ -225,3 +225,46 @@ def test_amounts_have_three_digits_and_a_unit():
     assert human_floats(320_000) == "320 k"
     assert human_floats(1_870_000) == "1.87 M"
     assert human_floats(0) == "0"
+
+
+def with_areas(folder, seed, areas, **more):
+    """A run that also has an area and a loss on each test set."""
+    made(folder, seed, {name: 0.4 + 0.2 * i for i, name in enumerate(areas)}, **more)
+    with FolderLog(folder) as log:
+        for target, value in areas.items():
+            node = more.get("node", "server") or target
+            log.write(Number(1, "evaluate", node, "auroc", target, value))
+            log.write(Number(1, "evaluate", node, "loss", target, 2.0))
+    write_summary(folder, summarise(read_rows(folder), seconds=2.0, data_digest="d1"))
+    return folder
+
+
+def test_a_further_metric_has_a_column_and_by_name_a_table_of_its_own(tmp_path):
+    folders = [
+        with_areas(tmp_path / "0", 0, {"a": 0.75, "b": 0.5}),
+        with_areas(tmp_path / "1", 1, {"a": 0.85, "b": 0.5}),
+    ]
+    plain = comparison(folders).as_markdown()
+    head, _, row = plain.splitlines()[2:5]
+    assert [cell.strip() for cell in head.split("|")[2:6]] == ["a", "b", "average", "auroc"]
+    assert "50.00 ± 0.00" in row and "0.6500 ± 0.0354" in row and "loss" not in head
+    found = comparison(folders, "auroc")
+    assert found.groups[0].targets["a"].mean == pytest.approx(0.8)
+    assert found.as_dict()["metric"] == "auroc"
+    text = found.as_markdown()
+    assert "auroc, mean ± sample standard deviation over seeds 0, 1" in text
+    assert "0.8000 ± 0.0707" in text and "percent" not in text
+    assert comparison(folders, "loss").groups[0].scores["average_accuracy"].mean == 2
+
+
+def test_a_further_metric_of_clients_models_is_shown_by_client(tmp_path):
+    folder = with_areas(tmp_path / "0", 0, {"a": 0.75, "b": 0.5}, node=None, method="local")
+    found = comparison([folder], "auroc")
+    assert found.groups[0].by_client["averaged_local_accuracy"]["a"].mean == 0.75
+    assert "local: on its own" in found.as_markdown(by_client=True)
+
+
+def test_a_metric_that_no_run_has_is_refused_by_name(tmp_path):
+    folder = with_areas(tmp_path / "0", 0, {"a": 0.75})
+    with pytest.raises(BadValue, match="unknown metric 'aurocc'; did you mean 'auroc'"):
+        comparison([folder], "aurocc")

@@ -143,6 +143,9 @@ def show(
 @app.command()
 def compare(
     folders: RunFolders,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Scores by another metric, e.g. loss or auroc.")
+    ] = "accuracy",
     by_client: Annotated[
         bool, typer.Option("--by-client", help="Also the scores of each client's own model.")
     ] = False,
@@ -154,7 +157,7 @@ def compare(
     """Compare runs: one table, mean and spread over seeds."""
     from fedstill.report.tables import comparison
 
-    found = comparison(_run_folders(folders))
+    found = comparison(_run_folders(folders), metric)
     if form is Form.json:
         print(found.as_json())
     elif form is Form.markdown:
@@ -208,7 +211,8 @@ def curves(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Show a number that steps log instead, such as generator_loss; may be repeated.",
+            help="Show a metric, or a number that steps log, such as generator_loss, by round "
+            "instead; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -397,19 +401,27 @@ def _run_all(
             raise typer.Exit(130) from None
         if named:
             title = f"{recipe.label} · {recipe.data.name} · seed {recipe.run.seed}"
-            typer.echo(f"{title}: {_result(folder)} → {folder}")
+            typer.echo(f"{title}: {_result(folder, recipe.run.metrics[0])} → {folder}")
 
 
-def _result(folder: Path) -> str:
+def _result(folder: Path, metric: str) -> str:
+    """The average that stands for a run, and that of the metric named first in its recipe."""
+    from fedstill.report.groups import scores_of
+
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     names = ("average_accuracy", "averaged_global_accuracy", "averaged_local_accuracy")
-    scores = [summary[name] for name in names if summary.get(name) is not None]
-    return f"accuracy {100 * scores[0]:.2f} %" if scores else "not evaluated"
+    said = []
+    for name in dict.fromkeys(("accuracy", metric)):
+        table = scores_of(summary, name)
+        scores = [table[score] for score in names if table.get(score) is not None]
+        percent = name == "accuracy"
+        said += [f"{name} {100 * x:.2f} %" if percent else f"{name} {x:.4f}" for x in scores[:1]]
+    return ", ".join(said) or "not evaluated"
 
 
 @contextmanager
 def _progress(title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """A bar with round, accuracy, traffic and time left; silent when not on a terminal."""
+    """A bar with round, the first metric, traffic and time left; silent when not on a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda progress: None
         return
@@ -443,8 +455,10 @@ def _said(progress: Any, spent: Sequence[float]) -> str:
     from fedstill.report.amounts import human_bytes
 
     parts = [f"round {progress.round}/{progress.rounds}"]
-    if progress.accuracy is not None:
-        parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
+    if progress.score is not None:
+        percent = progress.metric == "accuracy"
+        score = f"{100 * progress.score:.1f} %" if percent else f"{progress.score:.4f}"
+        parts.append(f"{progress.metric} {score}")
     parts.append(f"{human_bytes(progress.bytes)} sent")
     if spent:
         left = round(sum(spent) / len(spent) * (progress.rounds - progress.round))

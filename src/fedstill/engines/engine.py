@@ -17,7 +17,7 @@ from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
 from fedstill.engines.memories import Memories
 
-Scores = Mapping[str, tuple[float, float]]  # accuracy and loss, by whose test set it is
+Scores = Mapping[str, Mapping[str, float]]  # by whose test set it is, metrics by name
 Question = Callable[[Node[Any]], Scores]
 
 

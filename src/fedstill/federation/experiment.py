@@ -14,6 +14,7 @@ from fedstill.core.records import NodeId
 from fedstill.engines.engine import Everybody
 from fedstill.federation.post import BadMessages, Channel, Hearing
 from fedstill.federation.sampling import Sampler
+from fedstill.metrics import ALWAYS, Metric, chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +31,10 @@ class Experiment:
     scores: Literal["cross", "own"] = "cross"
     bad_messages: BadMessages = "stop"
     channels: Sequence[Channel] = field(default=())
+    metrics: Sequence[str | Metric] = ALWAYS  # names or functions; see fedstill.metrics
 
     def __post_init__(self) -> None:
+        chosen(self.metrics)
         if self.method.needs_public and not len(self.population.public):
             raise BadValue(
                 f"{type(self.method).__name__} needs public data, but the population has none; "

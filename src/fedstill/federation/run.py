@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from fedstill.federation.experiment import Experiment
 from fedstill.federation.post import Post
 from fedstill.logbook.events import Note, Number
 from fedstill.logbook.writer import Logbook
+from fedstill.metrics import name_of
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,10 @@ class Progress:
 
     round: int
     rounds: int
-    accuracy: float | None  # mean over the latest scores
+    score: float | None  # mean over the latest scores, of the metric that was named first
     bytes: int  # said so far
     seconds: float  # of the latest round
+    metric: str = "accuracy"
 
 
 Watch = Callable[[Progress], None]
@@ -58,10 +61,11 @@ def run(
     if not begun:
         play(experiment.method.before(), 0, everybody)
     done = done or 0
-    watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0))
+    metric = name_of(next(iter(experiment.metrics), "accuracy"))
+    watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0, metric))
     if not begun:
         save(0)
-    accuracy: float | None = None
+    score: float | None = None
     for round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
         play(experiment.method.each_round(), round, list(experiment.awake(round)))
@@ -69,10 +73,10 @@ def run(
         if last:
             play(experiment.method.after(), round, everybody)
         if last or round % experiment.evaluate_every == 0:
-            accuracy = play.scored(round)
+            score = play.scored(round, metric)
         seconds = time.perf_counter() - began
         logbook.write(Number(round, "round", "", "seconds", "", seconds))
-        watch(Progress(round, experiment.rounds, accuracy, play.post.bytes, seconds))
+        watch(Progress(round, experiment.rounds, score, play.post.bytes, seconds, metric))
         save(round)
 
 
@@ -87,6 +91,7 @@ class _Player:
             channels=experiment.channels,
             bad_messages=experiment.bad_messages,
         )
+        self.told: set[str] = set()  # metrics of which a note says that they are undefined
 
     def __call__(self, steps: Sequence[Step], round: int, awake: Sequence[NodeId]) -> None:
         mail: dict[NodeId, Inbox[Any]] = {}
@@ -106,14 +111,27 @@ class _Player:
                 return
             mail = self.post.deliver(round, step, following, outcomes, present)
 
-    def scored(self, round: int) -> float | None:
-        """Evaluate, write the scores down, and return the mean accuracy."""
+    def scored(self, round: int, metric: str) -> float | None:
+        """Evaluate, write the scores down, and return the mean of one metric."""
         found = list(evaluate(self.experiment, self.engine, round))
         for number in found:
             self.logbook.write(number)
-        scores = [number for number in found if number.name == "accuracy"]
+        self._tell_undefined(round, found)
+        scores = [n for n in found if n.name == metric and not math.isnan(n.value)]
         values = [n.value for n in scores if n.node == SERVER] or [n.value for n in scores]
         return sum(values) / len(values) if values else None
+
+    def _tell_undefined(self, round: int, scores: Sequence[Number]) -> None:
+        """A note on each metric that has no value somewhere, the first time."""
+        undefined: dict[str, list[Number]] = {}
+        for number in scores:
+            if math.isnan(number.value) and number.name not in self.told:
+                undefined.setdefault(number.name, []).append(number)
+        for name, where in undefined.items():
+            self.told.add(name)
+            first = f"first {where[0].node} on {where[0].target}"
+            text = f"{name} is not a number on {len(where)} test sets, {first}; means leave it out"
+            self.logbook.write(Note(round, "undefined", where[0].node, text))
 
     def _nobody_heard(self, step: Step, mail: Mapping[NodeId, Any], round: int) -> bool:
         """Whether a server that needs to hear somebody hears nobody: the round ends there."""

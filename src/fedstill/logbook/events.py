@@ -9,7 +9,10 @@ from fedstill.core.records import Direction
 
 @dataclass(frozen=True)
 class Number:
-    """One value: in an evaluation, `node` is whose model and `target` whose test set."""
+    """One value: in an evaluation, `node` is whose model and `target` whose test set.
+
+    NaN is a value that is undefined; a table has an empty cell for it.
+    """
 
     round: int
     step: str
@@ -36,7 +39,7 @@ class Traffic:
 @dataclass(frozen=True)
 class Note:
     """A sentence about the run; kinds in use: engine, data, resumed, warning, absent,
-    skipped, lost, left out, privacy."""
+    skipped, lost, left out, undefined, privacy."""
 
     round: int
     kind: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ def _mapping(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, An
 
 def _number(cells: list[str]) -> Number:
     round, step, node, name, target, value = cells
-    return Number(int(round), step, node, name, target, float(value))
+    return Number(int(round), step, node, name, target, float(value) if value else math.nan)
 
 
 def _traffic(cells: list[str]) -> Traffic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -56,15 +57,24 @@ class Rows:
 
     def accuracy_by_round(self, node: str | None = None) -> dict[int, float]:
         """The unweighted mean over test sets: of one node, else the server, else all clients."""
-        scores = accuracies(self.metrics)
+        return self.metric_by_round("accuracy", node)
+
+    def metric_by_round(self, name: str, node: str | None = None) -> dict[int, float]:
+        """The same of any metric; where it is undefined, a test set is left out of the mean."""
+        scores = evaluated(self.metrics, name)
         if node is None and any(SERVER in by_node for by_node in scores.values()):
             node = SERVER
         curve = {}
         for round, by_node in sorted(scores.items()):
-            chosen = [by_node[name] for name in by_node if node in (None, name)]
-            if chosen:
-                curve[round] = mean(mean(by_target.values()) for by_target in chosen)
+            each = [by_node[other].values() for other in by_node if node in (None, other)]
+            means = [mean(values) for by in each if (values := known(by))]
+            if means:
+                curve[round] = mean(means)
         return curve
+
+    def metric_names(self) -> list[str]:
+        """The metrics that were measured, in the order of their first rows."""
+        return list(dict.fromkeys(row.name for row in self.metrics if row.step == EVALUATION))
 
     def traffic_by_round(
         self,
@@ -87,7 +97,7 @@ class Rows:
         """Every client's model (rows) on every test set (columns), by default at the last score."""
         scored = {
             round: {node: by_target for node, by_target in by_node.items() if node != SERVER}
-            for round, by_node in accuracies(self.metrics).items()
+            for round, by_node in evaluated(self.metrics, "accuracy").items()
         }
         scored = {round: by_node for round, by_node in scored.items() if by_node}
         if not scored:
@@ -98,11 +108,11 @@ class Rows:
         return matrix_of(scored[max(scored) if round is None else round])
 
 
-def accuracies(metrics: Iterable[Number]) -> dict[int, Scores]:
-    """The evaluator's accuracies by round; of two rows for one place the later counts."""
+def evaluated(metrics: Iterable[Number], name: str) -> dict[int, Scores]:
+    """A metric's values by round; of two rows for one place the later counts."""
     scores: dict[int, Scores] = {}
     for row in metrics:
-        if row.step == EVALUATION and row.name == "accuracy":
+        if row.step == EVALUATION and row.name == name:
             scores.setdefault(row.round, {}).setdefault(row.node, {})[row.target] = row.value
     return scores
 
@@ -132,3 +142,8 @@ def mean(values: Iterable[float]) -> float:
     """The unweighted mean of one value or more."""
     kept = list(values)
     return sum(kept) / len(kept)
+
+
+def known(values: Iterable[float]) -> list[float]:
+    """The values that are numbers."""
+    return [value for value in values if not math.isnan(value)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from fedstill.core.node import SERVER
 from fedstill.logbook.events import Traffic
-from fedstill.logbook.rows import Rows, Scores, accuracies, amount, matrix_of, mean, ordered
+from fedstill.logbook.rows import Rows, Scores, amount, evaluated, known, matrix_of, mean, ordered
 from fedstill.logbook.writer import write_json
 
 LARGEST_DIAGONAL = 30  # models scored on nothing but their own sets, whose matrix is written
@@ -22,9 +22,12 @@ def summarise(
     status: str = "finished",
     rounds: int | None = None,
     seconds: float | None = None,
+    lower_is_better: Collection[str] = ("loss",),
     **facts: Any,
 ) -> dict[str, Any]:
     """A run in one table: last and best scores, traffic, time, and other facts as given.
+
+    Accuracies stand at the top; `metrics` holds, by name, the same of every other metric.
 
     Round 0 is what happens before the first round; without `rounds`, the last round of any row
     counts. Without `seconds`, the rows named `seconds` are added up, so that a resumed run counts
@@ -35,14 +38,17 @@ def summarise(
         rounds = max((row.round for table in tables for row in table), default=0)
     if seconds is None:
         seconds = math.fsum(row.value for row in rows.metrics if row.name == "seconds")
-    scores = accuracies(rows.metrics)
+    others = [name for name in rows.metric_names() if name != "accuracy"]
     summary = {
         "status": status,
         "rounds": rounds,
         "seconds": seconds,
         **facts,
-        **server_scores(scores),
-        **client_scores(scores),
+        **_scores(rows, "accuracy"),
+        "metrics": {
+            name: _without_accuracy(_scores(rows, name, name.split(".")[0] in lower_is_better))
+            for name in others
+        },
         "traffic": traffic(rows.messages),
         "floats_per_round": floats_per_round(rows.messages, rounds),
     }
@@ -54,14 +60,31 @@ def write_summary(folder: Path | str, summary: dict[str, Any]) -> None:
     write_json(Path(folder) / "summary.json", summary)
 
 
-def server_scores(scores: dict[int, Scores]) -> dict[str, Any]:
+def short(key: str) -> str:
+    """The key of a score of accuracy as it stands under another metric: without the word."""
+    return key.replace("_accuracy", "").replace("accuracy_", "")
+
+
+def _scores(rows: Rows, metric: str, lower_is_better: bool = False) -> dict[str, Any]:
+    scores = evaluated(rows.metrics, metric)
+    return {
+        **server_scores(scores, lower_is_better),
+        **client_scores(scores, lower_is_better),
+    }
+
+
+def _without_accuracy(scores: dict[str, Any]) -> dict[str, Any]:
+    return {short(key): value for key, value in scores.items()}
+
+
+def server_scores(scores: dict[int, Scores], lower_is_better: bool = False) -> dict[str, Any]:
     """The server's model: last round and best round; nothing where it was never scored."""
     by_round = {round: by_node[SERVER] for round, by_node in scores.items() if SERVER in by_node}
     if not by_round:
         return {}
     last = max(by_round)
-    averages = {round: mean(by_target.values()) for round, by_target in by_round.items()}
-    best = _best(averages)
+    averages = {round: _mean(by_target.values()) for round, by_target in by_round.items()}
+    best = _best(averages, lower_is_better)
     return {
         "evaluated_round": last,
         "average_accuracy": averages[last],
@@ -72,7 +95,7 @@ def server_scores(scores: dict[int, Scores]) -> dict[str, Any]:
     }
 
 
-def client_scores(scores: dict[int, Scores]) -> dict[str, Any]:
+def client_scores(scores: dict[int, Scores], lower_is_better: bool = False) -> dict[str, Any]:
     """The clients' models: the three averages of the last round, each also by client.
 
     A model that was not scored on every test set has no averaged global or inter accuracy; the
@@ -93,7 +116,7 @@ def client_scores(scores: dict[int, Scores]) -> dict[str, Any]:
         for round, each in by_round.items()
         if (value := _mean_of_known(_by_client(each)[0].values())) is not None
     }
-    best = _best(curve) if curve else None
+    best = _best(curve, lower_is_better) if curve else None
     return {
         "evaluated_round_of_clients": last,
         "averaged_global_accuracy": _mean_of_known(everywhere.values()),
@@ -159,11 +182,11 @@ def _by_client(scores: Scores) -> tuple[dict[str, float | None], ...]:
         by_target = scores[node]
         everywhere[node] = elsewhere[node] = None
         if len(by_target) == len(targets):
-            everywhere[node] = _known(mean(by_target[target] for target in targets))
+            everywhere[node] = _known(_mean(by_target[target] for target in targets))
         foreign = len(targets) - (node in known)
         if foreign and len(by_target) - (node in by_target) == foreign:
             others = (by_target[target] for target in targets if target != node)
-            elsewhere[node] = _known(mean(others))
+            elsewhere[node] = _known(_mean(others))
         own[node] = _known(by_target.get(node, math.nan))
     return everywhere, elsewhere, own
 
@@ -172,15 +195,22 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+def _mean(values: Iterable[float]) -> float:
+    """The mean of the values that are numbers; NaN where none is."""
+    numbers = known(values)
+    return mean(numbers) if numbers else math.nan
+
+
 def _mean_of_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if known else None
+    there = [value for value in values if value is not None]
+    return mean(there) if there else None
 
 
-def _best(curve: dict[int, float]) -> int:
-    """The earliest of the rounds with the highest value."""
-    known = {round: value for round, value in curve.items() if not math.isnan(value)} or curve
-    return max(sorted(known), key=known.__getitem__)
+def _best(curve: dict[int, float], lower_is_better: bool) -> int:
+    """The earliest of the rounds with the highest value, or with the lowest."""
+    numbers = {round: value for round, value in curve.items() if not math.isnan(value)} or curve
+    chosen = min if lower_is_better else max
+    return chosen(sorted(numbers), key=numbers.__getitem__)
 
 
 def _plain(value: Any) -> Any:

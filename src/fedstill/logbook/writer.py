@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -147,9 +148,9 @@ def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
 
 
 def _cells(event: Event) -> tuple[str | int, ...]:
-    """A row whose numbers read back exactly; a note stays on one line."""
+    """A row whose numbers read back exactly, NaN as nothing; a note stays on one line."""
     if isinstance(event, Number):
-        value = repr(float(event.value))
+        value = "" if math.isnan(event.value) else repr(float(event.value))
         return (event.round, event.step, event.node, event.name, event.target, value)
     if isinstance(event, Traffic):
         where = (event.round, event.step, event.sender, event.direction, event.field)

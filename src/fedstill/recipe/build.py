@@ -91,6 +91,7 @@ class Built:
             evaluate_every=recipe.run.evaluate_every,
             scores=chosen_scores(recipe, len(names)),
             bad_messages=recipe.federation.bad_messages,
+            metrics=recipe.run.metrics,
         )
         self.own_engine = self._own_engine(
             recipe.method, population, memory_limit=recipe.engine.memory_limit

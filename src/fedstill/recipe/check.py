@@ -13,6 +13,7 @@ from fedstill.data import DATASETS, PARTITIONS
 from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHODS
 from fedstill.methods.virtual import Virtual
+from fedstill.metrics import METRICS
 from fedstill.models import MODELS
 from fedstill.recipe.fields import as_hinted, read_table
 from fedstill.recipe.tables import (
@@ -40,6 +41,8 @@ def checked(tables: Table) -> list[Recipe]:
     known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES, QUICK}
     faults += [unknown("table", name, known) for name in tables if name not in known]
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
+    if run is not None:
+        _check_metrics(run.metrics, faults)
     data = read_table(DataTable, tables.get("data", {}), "data", faults)
     federation = read_table(FederationTable, tables.get("federation", {}), "federation", faults)
     engine = read_table(EngineTable, tables.get("engine", {}), "engine", faults)
@@ -220,6 +223,16 @@ def _model_tables(models: Mapping[str, Any], faults: list[str]) -> list[tuple[st
     found += [(f"models.cycle[{i}]", table) for i, table in enumerate(cycle)]
     found += [(f"models.clients.{name}", table) for name, table in clients.items()]
     return found
+
+
+def _check_metrics(metrics: Sequence[Any], faults: list[str]) -> None:
+    if not metrics:
+        faults.append('run.metrics is empty; name at least one, e.g. run.metrics = ["accuracy"]')
+    faults += [
+        "run.metrics: " + unknown("metric", str(name), METRICS)
+        for name in metrics
+        if not _among(name, METRICS)
+    ]
 
 
 def _check_data(data: DataTable, faults: list[str]) -> None:

@@ -11,6 +11,7 @@ from fedstill.core.ranges import Count, Range, Whole
 from fedstill.engines.play.streams import LANES
 from fedstill.federation.post import BadMessages
 from fedstill.methods import METHODS
+from fedstill.metrics import ALWAYS
 
 Table = dict[str, Any]
 Chance = Annotated[float, Range(0, 1, open_low=True)]
@@ -32,6 +33,9 @@ class RunTable:
     threads: Count | None = None
     evaluate_every: Count = 1
     scores: Literal["auto", "cross", "own"] = "auto"
+    metrics: tuple[str, ...] = (
+        ALWAYS  # names of fedstill.metrics; the first one is shown on the way
+    )
     checkpoint_every: Count = 1
     keep_checkpoints: Count = 2
     pictures: bool = True

@@ -1,11 +1,11 @@
 """Accuracy along a run: by round, and by what was sent until then; means over seeds, no layout.
 
-Also any other number that steps log, by round.
+Also any other metric, and any number that steps log, by round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,7 +104,7 @@ def rows(runs: Sequence[Run], *, percent: bool = False) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Trace:
-    """A number that steps log, in the rounds in which every run of a method logged it."""
+    """A metric, or a number that steps log, in the rounds in which every run of a method has it."""
 
     method: str
     seeds: int
@@ -114,12 +114,18 @@ class Trace:
 
 
 def logged(runs: Sequence[Run]) -> list[str]:
-    """What steps log in these runs: names, or `step.name` where several steps log one name."""
-    pairs = dict.fromkeys(
-        (row.step, row.name) for run in runs for row in run.metrics if row.step != EVALUATION
-    )
-    names = [name for _, name in pairs]
-    return [name if names.count(name) == 1 else f"{step}.{name}" for step, name in pairs]
+    """What steps log in these runs: names, or `step.name` where several steps log one name.
+
+    Then the metrics: by name, or `evaluate.name` where a step logs that name too.
+    """
+    pairs = dict.fromkeys((row.step, row.name) for run in runs for row in run.metrics)
+    by_steps = [pair for pair in pairs if pair[0] != EVALUATION]
+    names = [name for _, name in by_steps]
+    metrics = [name for step, name in pairs if step == EVALUATION]
+    return [
+        *(name if names.count(name) == 1 else f"{step}.{name}" for step, name in by_steps),
+        *(f"{EVALUATION}.{name}" if name in names else name for name in metrics),
+    ]
 
 
 def traces(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Trace]]:
@@ -172,17 +178,14 @@ def _trace(method: str, runs: Sequence[Run], name: str) -> Trace | None:
 
 
 def _by_round(run: Run, name: str) -> dict[int, float]:
-    """What steps logged under a name, the mean over those who did."""
+    """What steps logged under a name, the mean over those who did; or a metric by round."""
     found: dict[int, list[float]] = {}
-    for round, value in _values(run, name):
-        found.setdefault(round, []).append(value)
-    return {round: mean(values) for round, values in found.items()}
-
-
-def _values(run: Run, name: str) -> Iterator[tuple[int, float]]:
     for row in run.metrics:
         if row.step != EVALUATION and name in (row.name, f"{row.step}.{row.name}"):
-            yield row.round, row.value
+            found.setdefault(row.round, []).append(row.value)
+    if found:
+        return {round: mean(values) for round, values in found.items()}
+    return run.metric_by_round(name.removeprefix(f"{EVALUATION}."))
 
 
 def _curve(name: str, runs: Sequence[Run]) -> Curve:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from fedstill.core.errors import BadValue, unknown
 from fedstill.logbook.reader import Run
+from fedstill.logbook.summary import short
 
+ACCURACY = "accuracy"
 SERVER_SCORE = "average_accuracy"
 BEST_SCORE = "best_average_accuracy"  # over rounds, chosen on test data
 CLIENT_SCORES = ("averaged_global_accuracy", "inter_accuracy", "averaged_local_accuracy")
@@ -22,6 +25,7 @@ BY_CLIENT = {  # a score of clients' models, and where summaries and recipes kee
 }
 DIRECTIONS = ("up", "down", "peer")
 
+_OF_ACCURACY = (*SCORES, *BY_CLIENT.values(), "accuracy_by_client", "accuracy_matrix")
 _SEED = "seed"
 _NOT_THE_EXPERIMENT = ("engine", "about", "reported")  # tables that leave the numbers alone
 _PLACES = ("data_dir", "folder", "path", "root")  # where data lies does not change what it is
@@ -76,6 +80,7 @@ class Group:
     bytes_said: Mapping[str, Statistic]
     seconds: Statistic | None
     reported: Reported | None
+    others: Mapping[str, Statistic]  # by metric, the average that stands for the runs
 
     @property
     def main(self) -> str | None:
@@ -149,8 +154,24 @@ def reported_of(recipe: Mapping[str, Any]) -> Reported | None:
     return Reported(source, numbers.get("average"), targets, scores, by_client)
 
 
-def group_of(name: str, runs: Sequence[Run]) -> Group:
-    summaries = [run.summary for run in runs]
+def scores_of(summary: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """A summary whose scores are those of a metric, under the names that accuracy has."""
+    if metric == ACCURACY:
+        return summary
+    found = _table(_table(summary, "metrics"), metric)
+    return {**summary, **{key: found.get(short(key)) for key in _OF_ACCURACY}}
+
+
+def check_metric(metric: str, runs: Sequence[Run]) -> None:
+    """Refuse a metric that no summary has."""
+    known = {ACCURACY, *(name for run in runs for name in _table(run.summary, "metrics"))}
+    if metric not in known:
+        raise BadValue(unknown("metric", metric, known))
+
+
+def group_of(name: str, runs: Sequence[Run], metric: str = ACCURACY) -> Group:
+    """Runs of one setting; the scores are those of a metric, under the names of accuracy."""
+    summaries = [scores_of(run.summary, metric) for run in runs]
     scores = {
         score: found
         for score in SCORES
@@ -171,8 +192,26 @@ def group_of(name: str, runs: Sequence[Run]) -> Group:
         ),
         bytes_said=_statistics([_bytes_said(summary) for summary in summaries]),
         seconds=statistic(summary.get("seconds") for summary in summaries),
-        reported=reported_of(runs[0].recipe),
+        reported=reported_of(runs[0].recipe) if metric == ACCURACY else None,
+        others=_others([run.summary for run in runs]) if metric == ACCURACY else {},
     )
+
+
+def _others(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    """The average of each further metric, but of the loss, which is always there.
+
+    Of the server's model where it was scored, else of the clients' on all test sets, else on
+    their own.
+    """
+    names = dict.fromkeys(n for each in summaries for n in _table(each, "metrics") if n != "loss")
+    found = {}
+    for name in names:
+        tables = [scores_of(summary, name) for summary in summaries]
+        each = (statistic(t.get(score) for t in tables) for score in (SERVER_SCORE, *CLIENT_SCORES))
+        value = next((value for value in each if value is not None), None)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def by_test_set(summary: Mapping[str, Any]) -> Mapping[str, float]:

@@ -15,7 +15,7 @@ from fedstill.report import canvas
 from fedstill.report.amounts import human_bytes, human_floats
 from fedstill.report.curves import VIEWS, Curve, Measure, Trace, Values, curves, traces
 from fedstill.report.grids import accuracy_matrix, image_grid, partition
-from fedstill.report.groups import SERVER_SCORE, Group
+from fedstill.report.groups import ACCURACY, SERVER_SCORE, Group
 from fedstill.report.tables import Comparison, Section
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def comparison_bars(comparison: Comparison, path: Path | str) -> Path:
     figure = canvas.figure(7.6, sum(heights) + 0.3)
     panels = figure.subplots(len(sections), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, section in zip(panels, sections, strict=True):
-        _bars(axes, section)
+        _bars(axes, section, comparison.metric)
     return canvas.save(figure, path)
 
 
@@ -200,37 +200,42 @@ def _amount_ticks(axes: Axes, said: Callable[[float], str]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _bars(axes: Axes, section: Section) -> None:
+def _bars(axes: Axes, section: Section, metric: str) -> None:
     """For every method a bar with its number and spread, and under it a dot for every test set."""
     groups = [group for group in section.groups if group.main is not None]
+    scale, digits = (100, 1) if metric == ACCURACY else (1, 3)
     places = np.arange(len(groups))
     for place, group in zip(places - 0.15, groups, strict=True):
         average = group.scores[group.main or ""]
-        percent = 100 * average.mean
-        spread = None if average.spread is None else 100 * average.spread
+        length = scale * average.mean
+        spread = None if average.spread is None else scale * average.spread
         line = {"ecolor": "#333333", "elinewidth": 1.3, "capsize": 3}
-        axes.barh(place, percent, xerr=spread, height=0.4, color="#A9C8E0", error_kw=line)
-        axes.text(1, place, f"{percent:.1f}", va="center", fontsize=8.5)
-    _dots(axes, groups, section.targets)
+        axes.barh(place, length, xerr=spread, height=0.4, color="#A9C8E0", error_kw=line)
+        axes.annotate(
+            f"{length:.{digits}f}", (0, place), (4, 0), textcoords="offset points", va="center",
+            fontsize=8.5,
+        )  # fmt: skip
+    _dots(axes, groups, section.targets, scale)
     _reported_marks(axes, groups)
     axes.set_yticks(places, [_name_and_seeds(group) for group in groups])
     axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("accuracy (%)", fontsize=9.5)
+    if metric == ACCURACY:
+        axes.set_xlim(0, 100)
+    axes.set_xlabel("accuracy (%)" if metric == ACCURACY else metric, fontsize=9.5)
     canvas.plain(axes, grid="x")
     axes.tick_params(axis="y", length=0)
-    canvas.title(axes, f"Average accuracy on {section.title}", _bar_detail(groups))
+    canvas.title(axes, f"Average {metric} on {section.title}", _bar_detail(groups, metric))
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False)
 
 
-def _dots(axes: Axes, groups: Sequence[Group], targets: Sequence[str]) -> None:
+def _dots(axes: Axes, groups: Sequence[Group], targets: Sequence[str], scale: float) -> None:
     """Each test set a little below the one before, so that equal numbers stay apart."""
     coloured = len(targets) <= COLOURED_DOTS_UP_TO
     for number, target in enumerate(targets):
         lane = 0.14 + 0.24 * number / max(1, len(targets) - 1)
         known = [
-            (100 * group.targets[target].mean, place + lane)
+            (scale * group.targets[target].mean, place + lane)
             for place, group in enumerate(groups)
             if target in group.targets
         ]
@@ -262,8 +267,9 @@ def _name_and_seeds(group: Group) -> str:
     return f"{group.name}\n{seeds}{'' if group.main == SERVER_SCORE else ', client models'}"
 
 
-def _bar_detail(groups: Sequence[Group]) -> str:
-    mains = dict.fromkeys((group.main or "").replace("_", " ") for group in groups)
+def _bar_detail(groups: Sequence[Group], metric: str) -> str:
+    named = ((group.main or "").replace(ACCURACY, metric).replace("_", " ") for group in groups)
+    mains = dict.fromkeys(named)
     spread = any(group.scores[group.main or ""].spread is not None for group in groups)
     line = "; line: sample standard deviation over seeds" if spread else ""
     return f"bar: {' or '.join(mains)}{line}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.logbook.reader import Run, read_run
 from fedstill.report.amounts import human_bytes
 from fedstill.report.groups import (
+    ACCURACY,
     BEST_SCORE,
     CLIENT_SCORES,
     DIRECTIONS,
@@ -19,6 +20,7 @@ from fedstill.report.groups import (
     Group,
     Reported,
     Statistic,
+    check_metric,
     gather,
     group_of,
 )
@@ -40,6 +42,7 @@ SCORES_EXPLAINED = (
     "(averaged_global_accuracy); inter: on the others' (inter_accuracy); local: on its own "
     "(averaged_local_accuracy)"
 )
+Form = Callable[[Statistic | None], str]
 COLUMNS_FOR_TARGETS = 12  # with more test sets a table shows the lowest and the highest
 
 
@@ -68,6 +71,7 @@ class Comparison:
 
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
+    metric: str = ACCURACY  # whose values the scores are
 
     @property
     def groups(self) -> list[Group]:
@@ -77,6 +81,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """All numbers, unrounded; accuracies are fractions."""
         return {
+            "metric": self.metric,
             "sections": [
                 {
                     "data": section.data,
@@ -115,22 +120,28 @@ class Comparison:
 
     def _layouts(self, by_client: bool) -> Iterator[tuple[str, Layout]]:
         for section in self.sections:
-            yield section.title, _laid_out(section)
+            metric = self.metric
+            title = section.title if metric == ACCURACY else f"{section.title}: {metric}"
+            yield title, _laid_out(section, metric)
             if by_client and any(group.by_client for group in section.groups):
-                yield f"{section.title}: each client's model", _by_client_laid_out(section)
+                yield f"{title}: each client's model", _by_client_laid_out(section, metric)
 
 
-def comparison(folders: Iterable[Path | str]) -> Comparison:
+def comparison(folders: Iterable[Path | str], metric: str = ACCURACY) -> Comparison:
     """The runs of some folders, grouped over seeds."""
-    return compare([read_run(folder) for folder in folders])
+    return compare([read_run(folder) for folder in folders], metric)
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Runs grouped over seeds; runs on other data, or with other values, are kept apart."""
+def compare(runs: Sequence[Run], metric: str = ACCURACY) -> Comparison:
+    """Runs grouped over seeds; runs on other data, or with other values, are kept apart.
+
+    With a metric, such as `"auroc"`, all scores are its values in place of accuracies.
+    """
     if not runs:
         raise RunFolderError("there is nothing to compare; give the folders of finished runs")
+    check_metric(metric, runs)
     gathered, notes = gather(runs)
-    groups = [group_of(name, members) for name, members in gathered.items()]
+    groups = [group_of(name, members, metric) for name, members in gathered.items()]
     notes += [note for members in gathered.values() for note in _unequal(members)]
     sections: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
@@ -141,7 +152,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     for name in sorted({name for name in names if names.count(name) > 1}):
         notes.insert(1, f"{name}: the runs name the same data, but the digests of it differ")
     ordered = (Section(data, digest, tuple(each)) for (data, digest), each in sections.items())
-    return Comparison(tuple(ordered), tuple(notes))
+    return Comparison(tuple(ordered), tuple(notes), metric)
 
 
 def _unequal(runs: Sequence[Run]) -> list[str]:
@@ -166,8 +177,10 @@ SHORT_NAMES = {
 }
 
 
-def _laid_out(section: Section) -> Layout:
+def _laid_out(section: Section, metric: str) -> Layout:
     """The cells of a section as text, with the same columns for a terminal and for a page."""
+    said = _form(metric)
+    others = list(dict.fromkeys(name for group in section.groups for name in group.others))
     targets = [] if _one_test_set(section) else section.targets
     few = len(targets) <= COLUMNS_FOR_TARGETS
     scores = _scores(section)
@@ -177,6 +190,7 @@ def _laid_out(section: Section) -> Layout:
         *([] if _same_seeds(section) else ["seeds"]),
         *(targets if few else ["lowest", "highest"]),
         *(SHORT_NAMES[name] for name in scores),
+        *others,
         *(f"bytes {name}" for name in directions),
         "seconds",
     ]
@@ -187,8 +201,9 @@ def _laid_out(section: Section) -> Layout:
             [
                 group.name,
                 *([] if _same_seeds(section) else [_seeds_in_words(group)]),
-                *(_by_target(group, targets) if few else extremes(group.targets)),
-                *(percent(_score(group, name, scores)) for name in scores),
+                *(_by_target(group, targets, said) if few else extremes(group.targets, said)),
+                *(said(_score(group, name, scores)) for name in scores),
+                *(plain(group.others.get(name)) for name in others),
                 *(_bytes(group.bytes_said, direction) for direction in directions),
                 NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
             ]
@@ -199,11 +214,12 @@ def _laid_out(section: Section) -> Layout:
             cells = [] if _same_seeds(section) else [""]
             cells += _reported_cells(group.reported, shown, scores)
             body.append([f"{REPORTED} [{mark}]", *cells, *[""] * (len(head) - 1 - len(cells))])
-    return Layout(head, body, [*_explained(section), *_cited(sources)])
+    return Layout(head, body, [*_explained(section, metric), *_cited(sources)])
 
 
-def _by_client_laid_out(section: Section) -> Layout:
+def _by_client_laid_out(section: Section, metric: str) -> Layout:
     """A row for each method and score, a column for each client's model."""
+    said = _form(metric)
     groups = [group for group in section.groups if group.by_client]
     owners = list(dict.fromkeys(n for g in groups for each in g.by_client.values() for n in each))
     few = len(owners) <= COLUMNS_FOR_TARGETS
@@ -213,9 +229,9 @@ def _by_client_laid_out(section: Section) -> Layout:
     for group in groups:
         for score in (name for name in CLIENT_SCORES if name in group.by_client):
             found = group.by_client[score]
-            cells = [percent(found.get(name)) for name in owners] if few else extremes(found)
+            cells = [said(found.get(name)) for name in owners] if few else extremes(found, said)
             named = f"{group.name}: {SHORT_NAMES[score]}"
-            body.append([named, *cells, percent(group.scores.get(score))])
+            body.append([named, *cells, said(group.scores.get(score))])
             printed = {} if group.reported is None else group.reported.by_client.get(score, {})
             if group.reported is not None and printed:
                 mark = _mark(group.reported.source, sources)
@@ -223,7 +239,8 @@ def _by_client_laid_out(section: Section) -> Layout:
                 cells = [printed_percent(value) for value in values]
                 average = printed_percent(group.reported.scores.get(score))
                 body.append([f"{REPORTED} [{mark}]", *cells, average])
-    return Layout(["method: score", *names, "mean"], body, [SCORES_EXPLAINED, *_cited(sources)])
+    explained = SCORES_EXPLAINED.replace("accuracies in percent", _unit(metric))
+    return Layout(["method: score", *names, "mean"], body, [explained, *_cited(sources)])
 
 
 def _owner_and_network(name: str, groups: Sequence[Group]) -> str:
@@ -239,11 +256,12 @@ def _mark(source: str, sources: list[str]) -> int:
     return sources.index(source) + 1
 
 
-def _explained(section: Section) -> list[str]:
+def _explained(section: Section, metric: str) -> list[str]:
     seeds = f" {_seeds_in_words(section.groups[0])}" if _same_seeds(section) else ""
-    lines = [f"accuracies in percent, mean ± sample standard deviation over seeds{seeds}"]
+    unit = _unit(metric)
+    lines = [f"{unit}, mean ± sample standard deviation over seeds{seeds}"]
     if not any(len(group.seeds) > 1 for group in section.groups):
-        lines = [f"accuracies in percent, one seed{seeds}"]
+        lines = [f"{unit}, one seed{seeds}"]
     lines.append("bytes of all rounds, each message counted once, however many hear it")
     if _one_test_set(section):
         lines.append("all clients share one test set")
@@ -310,16 +328,18 @@ def _any_peers(section: Section) -> bool:
     return any(found is not None and found.mean > 0 for found in sent)
 
 
-def _by_target(group: Group, targets: Sequence[str]) -> list[str]:
-    return [percent(group.targets.get(name)) for name in targets]
+def _by_target(group: Group, targets: Sequence[str], said: Form) -> list[str]:
+    return [said(group.targets.get(name)) for name in targets]
 
 
-def extremes(values: Mapping[str, Statistic]) -> list[str]:
+def extremes(values: Mapping[str, Statistic], said: Form | None = None) -> list[str]:
     """The lowest and the highest, each with whose it is."""
     if not values:
         return [NOTHING, NOTHING]
+    said = said or percent
     ordered = sorted(values, key=lambda name: values[name].mean)
-    return [f"{100 * values[name].mean:.2f} ({name})" for name in (ordered[0], ordered[-1])]
+    ends = (ordered[0], ordered[-1])
+    return [f"{said(Statistic(values[name].mean, None, 1))} ({name})" for name in ends]
 
 
 def _reported_cells(reported: Reported, targets: Sequence[str], scores: Sequence[str]) -> list[str]:
@@ -352,6 +372,22 @@ def percent(value: Statistic | None) -> str:
     return mean if value.spread is None else f"{mean} ± {100 * value.spread:.2f}"
 
 
+def plain(value: Statistic | None) -> str:
+    """A mean of a metric as it is, with its spread where there is one."""
+    if value is None:
+        return NOTHING
+    return f"{value.mean:.4f}" if value.spread is None else f"{value.mean:.4f} ± {value.spread:.4f}"
+
+
+def _form(metric: str) -> Form:
+    """How a metric's values are written: accuracies in percent, others as they are."""
+    return percent if metric == ACCURACY else plain
+
+
+def _unit(metric: str) -> str:
+    return "accuracies in percent" if metric == ACCURACY else metric
+
+
 def _bytes(amounts: Mapping[str, Statistic], direction: str) -> str:
     return human_bytes(amounts[direction].mean) if direction in amounts else NOTHING
 
@@ -365,7 +401,7 @@ def _group_as_dict(group: Group) -> dict[str, Any]:
         "recipe": json.loads(setting.details),
         **{
             name: {key: asdict(value) for key, value in getattr(group, name).items()}
-            for name in ("scores", "targets", "floats_per_round", "bytes_said")
+            for name in ("scores", "targets", "floats_per_round", "bytes_said", "others")
         },
         **{
             name: {

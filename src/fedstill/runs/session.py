@@ -26,6 +26,7 @@ from fedstill.logbook.events import Note
 from fedstill.logbook.reader import read_run
 from fedstill.logbook.summary import summarise, write_summary
 from fedstill.logbook.writer import FolderLog, write_json
+from fedstill.metrics import lowest
 from fedstill.recipe.build import Built, decisive, differences, named_networks
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
@@ -185,6 +186,7 @@ def _finish(built: Built, folder: Path) -> None:
     summary = summarise(
         rows,
         rounds=recipe.run.rounds,
+        lower_is_better=lowest(built.experiment.metrics),
         method=recipe.method_name,
         label=recipe.label,
         seed=recipe.run.seed,

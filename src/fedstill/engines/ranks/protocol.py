@@ -136,9 +136,9 @@ class Played(Record):
 
 
 class Seen(Record):
-    """Accuracy and loss, by model and by test set."""
+    """Metrics by name, by model and by test set."""
 
-    scores: dict[str, dict[str, tuple[float, float]]]
+    scores: dict[str, dict[str, dict[str, float]]]
 
 
 class Memory(Record):

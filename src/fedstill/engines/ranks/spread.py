@@ -218,7 +218,7 @@ class Worker:
                 return self._played(request)
             case Look(step, round, nodes) if self.question is not None:
                 found = self.engine.look(nodes, round, step, self.question)
-                return Seen({id: dict(scores) for id, scores in found})
+                return Seen({id: {t: dict(each) for t, each in by.items()} for id, by in found})
             case Recall(node):
                 return Memory(packed(states[node]))
             case Remember(node, data):

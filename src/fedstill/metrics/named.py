@@ -1,0 +1,53 @@
+"""The table of metrics, and which of them an experiment asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstill.core.errors import BadValue, unknown
+from fedstill.metrics import classification
+from fedstill.metrics.measured import ALWAYS, Metric
+
+METRICS: dict[str, Metric] = {
+    "accuracy": classification.accuracy,
+    "loss": classification.loss,
+    "macro_f1": classification.macro_f1,
+    "auroc": classification.auroc,
+    "balanced_accuracy": classification.balanced_accuracy,
+    "recall": classification.recall,
+    "calibration_error": classification.calibration_error,
+    "brier": classification.brier,
+}
+
+
+def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
+    """Metrics by name, accuracy and loss before the others; a function has its own name."""
+    found = {name: METRICS[name] for name in ALWAYS}
+    for metric in metrics:
+        name = name_of(metric)
+        if isinstance(metric, str) and name not in METRICS:
+            raise BadValue("metrics: " + unknown("metric", name, METRICS))
+        function = METRICS[name] if isinstance(metric, str) else metric
+        if found.setdefault(name, function) is not function:
+            raise BadValue(f"metrics: two functions are named {name!r}; give one another name")
+    return found
+
+
+def name_of(metric: str | Metric) -> str:
+    """How a metric is called in tables."""
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", "")
+    if not isinstance(metric, str) and not name.isidentifier():
+        raise BadValue(
+            f"metrics: {metric!r} has no name to stand in tables; write it as a function with def, "
+            "or set its __name__"
+        )
+    return name
+
+
+def lowest(metrics: Sequence[str | Metric]) -> list[str]:
+    """The names of those whose best value is the lowest; a function says `lower_is_better`."""
+    return [
+        name
+        for name, metric in chosen(metrics).items()
+        if getattr(metric, "lower_is_better", False)
+    ]
