@@ -1,8 +1,20 @@
 """Data: what there is, how it is split, and one door to it, `load`."""
 
 from fedstill.data.catalogue import DATASETS, Entry, load
+from fedstill.data.doors import clients, split, unlabelled
 from fedstill.data.partitioned import partitioned
-from fedstill.data.partitions import PARTITIONS, Partition, described
+from fedstill.data.partitions import (
+    PARTITIONS,
+    ClassesPerClient,
+    Dirichlet,
+    DirichletPrior,
+    Domains,
+    FromFile,
+    Iid,
+    Partition,
+    QuantitySkew,
+    described,
+)
 from fedstill.data.preview import counts_table, counts_text
 from fedstill.data.sites import Collection, Examples, LabelledSet, Site, pooled
 from fedstill.data.unlabelled import Unlabelled, public_images
@@ -10,13 +22,21 @@ from fedstill.data.unlabelled import Unlabelled, public_images
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "ClassesPerClient",
     "Collection",
+    "Dirichlet",
+    "DirichletPrior",
+    "Domains",
     "Entry",
     "Examples",
+    "FromFile",
+    "Iid",
     "LabelledSet",
     "Partition",
+    "QuantitySkew",
     "Site",
     "Unlabelled",
+    "clients",
     "counts_table",
     "counts_text",
     "described",
@@ -24,4 +44,6 @@ __all__ = [
     "partitioned",
     "pooled",
     "public_images",
+    "split",
+    "unlabelled",
 ]

@@ -14,10 +14,10 @@ from fedstill.data.datasets import NAMED_SETS, NamedSet, named_set
 from fedstill.data.embedded import embedded_digits
 from fedstill.data.federations import DIGITS_CLIENTS, digits, office
 from fedstill.data.folders import Reading, own_data
-from fedstill.data.partitioned import partitioned
-from fedstill.data.partitions import Partition, described
+from fedstill.data.partitioned import divided
+from fedstill.data.partitions import Partition
 from fedstill.data.public import PREFIX, PUBLIC_SETS, PublicSet, public_set
-from fedstill.data.sites import Collection, LabelledSet, held_out, pooled, whole_site
+from fedstill.data.sites import Collection, held_out, pooled
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ def _loaded(
             raise DataError(unknown(f"option of {name}", option, entry.options))
     if entry.kind == "file":
         found = named_set(name, data_dir=data_dir, size=size, channels=channels)
-        return _split(found, partition, seed)
+        return divided(found, partition, seed)
     if entry.kind == "public":
         found = public_set(name, data_dir=data_dir, size=size, channels=channels, **options)
-        return _split(found, partition, seed)
+        return divided(found, partition, seed)
     collection = _federation(name, data_dir, size, channels, options)
-    return collection if partition is None else _split(pooled(collection), partition, seed)
+    return collection if partition is None else divided(pooled(collection), partition, seed)
 
 
 _embedded = cache(embedded_digits)  # drawn once for all methods of a recipe; nobody writes to it
@@ -165,20 +165,3 @@ def _own(
     given = {key: tuple(options[key]) for key in ("class_names", "mean", "std") if key in options}
     places = {str(client): Path(data_dir or ".") / path for client, path in clients.items()}
     return own_data(places, reading, **given)
-
-
-def _split(
-    image_set: LabelledSet, partition: Partition | Mapping[str, object] | None, seed: int
-) -> Collection:
-    if partition is None:
-        return _undivided(image_set)
-    if isinstance(partition, Mapping):
-        partition = described(partition)
-    return partitioned(image_set, partition, seed)
-
-
-def _undivided(image_set: LabelledSet) -> Collection:
-    site = whole_site(
-        "all", image_set.train, image_set.test, mean=image_set.mean, std=image_set.std
-    )
-    return Collection(image_set.name, (site,), image_set.class_names, image_set.notes)

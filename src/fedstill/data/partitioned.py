@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedstill.core.errors import DataError
-from fedstill.data.partitions import PARTITIONS, Partition, Rows, Split
+from fedstill.data.partitions import PARTITIONS, Partition, Rows, Split, described
 from fedstill.data.partitions.partition import check_disjoint, checked_rows
 from fedstill.data.sites import Collection, LabelledSet, Site
 
@@ -70,3 +70,21 @@ def _checked(
     }
     check_disjoint(where, found)
     return found
+
+
+def divided(
+    whole: LabelledSet, partition: Partition | Mapping[str, object] | None, seed: int
+) -> Collection:
+    """The set split by a partition, which a table may describe; without one, one client has all."""
+    if partition is None:
+        rows = np.arange(len(whole.train), dtype=np.int64)
+        site = Site("all", whole.train, rows, whole.test, whole.mean, whole.std)
+        return Collection(whole.name, (site,), whole.class_names, whole.notes)
+    if isinstance(partition, Mapping):
+        partition = described(partition)
+    if not callable(getattr(partition, "split", None)):
+        raise DataError(
+            f"partition must be a partition such as Dirichlet(10, 0.5), but is {partition!r}; "
+            f"known: {', '.join(sorted(kind.__name__ for kind in PARTITIONS.values()))}"
+        )
+    return partitioned(whole, partition, seed)

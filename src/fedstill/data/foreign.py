@@ -1,0 +1,136 @@
+"""Data sets of torch and of Hugging Face, by what they can do; neither library is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstill.core.errors import DataError
+from fedstill.data.arrays import Array, Channels, Given, as_array, is_tensor, of_tensor, stacked
+
+INPUT_COLUMNS = ("image", "img", "pixel_values", "x", "features", "embedding", "embeddings")
+LABEL_COLUMNS = ("label", "labels", "y", "target", "fine_label")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table hold the inputs and the labels; None: found."""
+
+    image: str | None = None
+    label: str | None = None
+
+
+def given(name: str, source: Any, columns: Columns) -> Given:
+    """Examples from a pair of arrays or from a data set."""
+    if isinstance(source, Given):
+        return source
+    if isinstance(source, tuple):
+        if len(source) != 2:
+            raise DataError(f"{name} must be a pair (x, y), but has {len(source)} parts")
+        x, y = source
+        return Given(as_array(f"{name}: x", x), as_array(f"{name}: y", y))
+    if hasattr(source, "column_names") and hasattr(source, "features"):
+        return from_table(name, source, columns)
+    if isinstance(source, (np.ndarray, list, Mapping)) or is_tensor(source):
+        raise DataError(f"{name} has inputs but no labels; give a pair (x, y), or a data set")
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return from_items(name, source, columns)
+    raise DataError(
+        f"{name} must be a pair (x, y) of arrays, or a data set with a length and numbered items, "
+        f"but is a {type(source).__name__}"
+    )
+
+
+def from_table(name: str, table: Any, columns: Columns) -> Given:
+    """A data set of Hugging Face: one column of inputs, one of labels."""
+    kinds = {column: type(table.features[column]).__name__ for column in table.column_names}
+    inputs = _column(name, "image", columns.image, kinds, "Image", INPUT_COLUMNS)
+    labels = _column(name, "label", columns.label, kinds, "ClassLabel", LABEL_COLUMNS)
+    x, place = pictures(f"{name}: {inputs}", list(table[inputs]))
+    y = as_array(f"{name}: {labels}", list(table[labels]))
+    names = getattr(table.features[labels], "names", None)
+    return Given(x, y, tuple(map(str, names)) if names else None, place)
+
+
+def _column(
+    name: str,
+    option: str,
+    wanted: str | None,
+    kinds: Mapping[str, str],
+    kind: str,
+    usual: Sequence[str],
+) -> str:
+    """The column that is asked for, or the only one of a kind, or the first of a usual name."""
+    if wanted is not None:
+        if wanted not in kinds:
+            raise DataError(f"{name} has no column {wanted!r}; it has {', '.join(kinds)}")
+        return wanted
+    of_kind = [column for column in kinds if kinds[column] == kind]
+    known = [column for column in usual if column in kinds]
+    if len(of_kind) == 1:
+        return of_kind[0]
+    if len(of_kind) > 1 or not known:
+        raise DataError(
+            f"{name}: which column is meant by {option} is not clear; "
+            f"say {option}=… with one of {', '.join(kinds)}"
+        )
+    return known[0]
+
+
+def from_items(name: str, items: Any, columns: Columns) -> Given:
+    """A map-style data set of torch, whose items are pairs (x, y) or tables."""
+    tensors = getattr(items, "tensors", None)  # of a TensorDataset: at once
+    if isinstance(tensors, tuple) and len(tensors) == 2:
+        return Given(of_tensor(tensors[0]), of_tensor(tensors[1]))
+    if not len(items):
+        raise DataError(f"{name} is empty; at least one example is needed")
+    pairs = [_pair(name, i, items[i], columns) for i in range(len(items))]
+    x, place = pictures(f"{name}: x", [pair[0] for pair in pairs])
+    y = stacked(f"{name}: y", [pair[1] for pair in pairs])
+    names = getattr(items, "classes", None)
+    known = names if isinstance(names, (list, tuple)) and y.dtype.kind in "ui" else None
+    return Given(x, y, tuple(map(str, known)) if known else None, place)
+
+
+def _pair(name: str, place: int, item: Any, columns: Columns) -> tuple[Any, Any]:
+    if isinstance(item, Mapping):
+        kinds = dict.fromkeys(item, "")
+        inputs = _column(name, "image", columns.image, kinds, "Image", INPUT_COLUMNS)
+        labels = _column(name, "label", columns.label, kinds, "ClassLabel", LABEL_COLUMNS)
+        return item[inputs], item[labels]
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item[0], item[1]
+    raise DataError(
+        f"{name} must have items (x, y), but item {place} is a {type(item).__name__}"
+        + (f" of {len(item)}" if isinstance(item, (tuple, list)) else "")
+    )
+
+
+def pictures(name: str, items: Sequence[Any]) -> tuple[Array, Channels | None]:
+    """Items as one array, and where its channels are if the items tell: pictures and tensors."""
+    if items and all(_is_picture(item) for item in items):
+        colour = any(item.mode not in GREY for item in items)
+        return stacked(name, [_pixels(name, item, colour) for item in items]), "first"
+    found = as_array(name, list(items))
+    return found, "first" if items and is_tensor(items[0]) and found.ndim == 4 else None
+
+
+GREY = ("1", "L", "I;16", "I", "F")
+
+
+def _is_picture(item: Any) -> bool:
+    return all(hasattr(item, word) for word in ("convert", "mode", "getbands"))
+
+
+def _pixels(name: str, picture: Any, colour: bool) -> Array:
+    """A picture of Pillow as [channel, height, width]; those deeper than bytes in 0..1."""
+    if picture.mode in ("I;16", "I", "F"):
+        if colour:
+            raise DataError(f"{name} has colour pictures and grey ones of 16 bits; convert them")
+        deep = np.asarray(picture, np.float32)[None]
+        return deep if picture.mode == "F" else deep / np.float32(65535)
+    found = np.asarray(picture.convert("RGB" if colour else "L"), np.uint8)
+    return found.transpose(2, 0, 1) if colour else found[None]
