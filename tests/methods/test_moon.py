@@ -19,7 +19,7 @@ from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.moon import Moon
 from fedstill.models import ConvNet
-from fedstill.parts.heads import feature_width, projected
+from fedstill.parts.heads import projected
 from worlds import World, pictures, played, vectors
 
 VALUES: dict[str, Any] = {
@@ -45,7 +45,7 @@ def test_moon_without_its_term_is_fedavg_of_the_network_with_the_head(
     world: World, weighting: Any
 ) -> None:
     # Bit for bit.
-    features = feature_width(world.server_model)
+    features = world.server_model.feature_width
     values = {**VALUES, "weighting": weighting}
     plain, _ = played(FedAvg(**values), with_head(world, features, 4), rounds=3)
     free, _ = played(Moon(**values, mu=0.0, projection=4), world, rounds=3)

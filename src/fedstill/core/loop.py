@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+import torch
 from torch import Tensor
 
+from fedstill.core import trees
+from fedstill.core.data import Batches, Gather
 from fedstill.core.mechanism import Gradient, Mechanism, Scored
 from fedstill.core.model import Network
 from fedstill.core.optim import Optimizer
 from fedstill.core.records import Weights, is_buffer
+from fedstill.core.seeds import generator
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -33,6 +37,62 @@ class Loop(Generic[C]):
 
     def __await__(self) -> Generator[Loop[C], C, C]:
         return (yield self)
+
+    def drawing(self, draw: Callable[[], int]) -> Loop[C]:
+        """The same loop, whose batches bring a seed each where its network draws in training."""
+        if not isinstance(self.body, Descent) or not self.body.model.draws:
+            return self
+        rng = generator(draw(), "steps")
+        seeds = torch.randint(2**32, (len(self.batches), 2), generator=rng)
+        device = next(iter(trees.tensors(self.carry))).device
+        return replace(self, batches=SeededBatches(self.batches, seeds.to(device)))
+
+
+class Seeded(NamedTuple):
+    """A batch, and what its step's draws depend on."""
+
+    batch: Any
+    seed: Tensor  # [2], whole numbers below 2**32
+
+
+@dataclass(frozen=True, eq=False)
+class SeededBatches(Batches[Seeded]):
+    """Batches with a seed for each step."""
+
+    plain: Sequence[Any]
+    seeds: Tensor  # [step, 2]
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    @overload
+    def __getitem__(self, step: int) -> Seeded: ...
+    @overload
+    def __getitem__(self, step: slice) -> Sequence[Seeded]: ...
+    def __getitem__(self, step: int | slice) -> Seeded | Sequence[Seeded]:
+        if isinstance(step, slice):
+            return [self[i] for i in range(*step.indices(len(self)))]
+        return Seeded(self.plain[step], self.seeds[step])
+
+    def ahead(self, step: int, count: int) -> Seeded | None:
+        found = self.plain.ahead(step, count) if isinstance(self.plain, Batches) else None
+        return None if found is None else Seeded(found, self.seeds[step : step + count])
+
+    @classmethod
+    def together(cls, plans: Sequence[Sequence[Seeded]]) -> Gather[Seeded]:
+        known = [plan for plan in plans if isinstance(plan, SeededBatches)]
+        first = known[0].plain if len(known) == len(plans) else None
+        if not isinstance(first, Batches):
+            return super().together(plans)
+        gather = first.together([plan.plain for plan in known])
+
+        def gathered(active: int, step: int) -> list[tuple[list[int], Seeded]]:
+            return [
+                (places, Seeded(batch, torch.stack([known[i].seeds[step] for i in places])))
+                for places, batch in gather(active, step)
+            ]
+
+        return gathered
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +123,14 @@ class Descent:
     ) -> tuple[tuple[Any, Any], Tensor]:
         value, memory = carry
         moving = moved_part(value)
+        network = self.model
+        if isinstance(batch, Seeded):
+            network, batch = network.drawing(batch.seed), batch.batch
 
         def loss_on(batch: Any) -> Scored:
             def scored(candidate: Any) -> tuple[Tensor, Weights]:
                 notes: Weights = {}
-                model = self.model.train(notes)
+                model = network.train(notes)
                 loss = self.objective(model, joined(value, candidate), batch, **given)
                 return loss, notes
 

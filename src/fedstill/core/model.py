@@ -7,7 +7,7 @@ teachers, perturbed networks and gradients of gradients are ordinary expressions
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -21,16 +21,21 @@ Norm = Literal["instance", "batch", "static", "layer", "group", "none"]
 
 
 class Initial(NamedTuple):
-    """How one tensor of a network starts: its shape and the distribution of its entries."""
+    """How one tensor of a network starts: its shape and the distribution of its entries.
+
+    One of the kind `own` is drawn by the network's own `init`, all tensors together.
+    """
 
     shape: tuple[int, ...]
-    kind: Literal["uniform", "normal", "ones", "zeros", "count"]
+    kind: Literal["uniform", "normal", "ones", "zeros", "count", "own"]
     scale: float = 1.0  # half-width of the uniform law, deviation of the normal one
     mean: float = 0.0  # of the normal law
 
     def sample(self, rng: torch.Generator, pool: tuple[int, ...] = ()) -> Tensor:
         """One draw, or a whole pool of independent draws, on the generator's device."""
         shape, device = pool + self.shape, rng.device
+        if self.kind == "own":
+            raise TypeError("a tensor of the kind 'own' is drawn by its network's init()")
         if self.kind == "uniform":
             drawn = torch.rand(shape, generator=rng, device=device)
             return drawn.mul_(2 * self.scale).sub_(self.scale)
@@ -78,17 +83,30 @@ def norm_initial(name: str, channels: int, norm: Norm, shape: tuple[int, ...] = 
     return initial
 
 
+NO_OPTION = {"option": False}
+"""The metadata of a field that a network has besides the options one chooses it by."""
+
+
+def option_names(kind: type[Network]) -> list[str]:
+    """The fields by which one chooses a network of a kind, such as its width."""
+    return [f.name for f in fields(kind) if f.init and f.metadata.get("option", True)]
+
+
 @dataclass(frozen=True)
 class Network:
-    """Something with weights: `laws()` says which tensors it needs and how they start."""
+    """Something with weights: `initial()` says which tensors it needs and how they start."""
 
-    training: bool = field(default=False, kw_only=True, repr=False)
-    device: torch.device | str = field(default="cpu", kw_only=True, compare=False, repr=False)
-    notes: Weights | None = field(default=None, kw_only=True, compare=False, repr=False)
+    training: bool = field(default=False, kw_only=True, repr=False, metadata=NO_OPTION)
+    device: torch.device | str = field(
+        default="cpu", kw_only=True, compare=False, repr=False, metadata=NO_OPTION
+    )
+    notes: Weights | None = field(
+        default=None, kw_only=True, compare=False, repr=False, metadata=NO_OPTION
+    )
 
     def initial(self) -> Initials:
         """Every tensor of the network with its starting law, in a fixed order."""
-        raise TypeError(f"{type(self).__name__} must define laws()")
+        raise TypeError(f"{type(self).__name__} must define initial()")
 
     def init(self, seed: int) -> Weights:
         """Fresh weights, drawn on the host so that they do not depend on the device."""
@@ -112,8 +130,20 @@ class Network:
 
     @property
     def by_example(self) -> bool:
-        """Whether an answer in evaluation depends on its example alone; `static` goes by batch."""
-        return getattr(self, "norm", None) != "static"
+        """Whether an answer in evaluation depends on its example alone, not on the batch."""
+        return True
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training, as dropout does (see `drawing`)."""
+        return False
+
+    def drawing(self, seed: Tensor) -> Self:
+        """The same network, whose draws in training are a function of a seed: [2], whole numbers.
+
+        The steps of a loop bring the seed with their batch, so that draws are data like any other.
+        """
+        return self
 
     @property
     def evaluating(self) -> Self:
@@ -144,11 +174,18 @@ class Network:
             sizes["buffers" if is_buffer(name) else "parameters"] += math.prod(law.shape)
         return sizes
 
+    @property
+    def title(self) -> str:
+        """The name of this kind of network in recipes and logs."""
+        return type(self).__name__.lower()
+
+    def options(self) -> dict[str, Any]:
+        """The options by which this network was chosen."""
+        return {name: getattr(self, name) for name in option_names(type(self))}
+
     def describe(self) -> dict[str, Any]:
-        """The name and the options that made this network, for recipes and logs."""
-        hidden = {"training", "device", "notes", "rate", "scaler"}
-        named = {k: v for k, v in vars(self).items() if k not in hidden and not k.startswith("_")}
-        return {"name": type(self).__name__.lower(), **named}
+        """All that tells this network from others, as plain values, for recipes and logs."""
+        return {"name": self.title, **self.options()}
 
     def normalise(self, weights: Weights, name: str, x: Tensor, norm: Norm) -> Tensor:
         """One norm layer. Instance norm is a group per channel; `group` has four groups.
@@ -204,14 +241,32 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 class Model(Network):
     """A classifier for inputs of one shape and a number of classes.
 
-    A subclass says two things: `laws()`, the tensors it needs and how they start, and
+    A subclass says two things: `initial()`, the tensors it needs and how they start, and
     `stages(weights, x)`, the outputs of its blocks. The flattened last stage is the feature
     vector; a linear layer named `head` makes logits of it. Where features come cheaper than all
     stages, a subclass may say so.
     """
 
-    shape: tuple[int, ...]
-    classes: int
+    shape: tuple[int, ...] = field(metadata=NO_OPTION)
+    classes: int = field(metadata=NO_OPTION)
+
+    def describe(self) -> dict[str, Any]:
+        chosen = {"shape": self.shape, "classes": self.classes, **self.options()}
+        return {"name": self.title, **chosen}
+
+    @property
+    def head_names(self) -> tuple[str, str | None]:
+        """The names of the head's weight and bias; the bias is None where there is none."""
+        return "head.weight", "head.bias"
+
+    @property
+    def feature_width(self) -> int:
+        """How many numbers the head sees."""
+        return self.initial()[self.head_names[0]].shape[1]
+
+    def with_classes(self, classes: int) -> Self:
+        """The same network with a head for another number of classes, or why it cannot be."""
+        return replace(self, classes=classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The output of every block, first to last."""
@@ -231,7 +286,8 @@ class Model(Network):
 
     def head(self, weights: Weights, features: Tensor) -> Tensor:
         """[example, class], logits from features."""
-        return F.linear(features, weights["head.weight"], weights["head.bias"])
+        weight, bias = self.head_names
+        return F.linear(features, weights[weight], None if bias is None else weights[bias])
 
     def both(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits from one pass."""

@@ -93,11 +93,17 @@ class Node(Generic[S]):
         self.rejected: dict[NodeId, str] = {}
         self._seed = seed
         self._step = step
+        self._loops = 0
 
     def draw(self, purpose: str, *, shared: bool = False) -> int:
         """A number for one purpose in this step and round; `shared` draws are everybody's."""
         who = "everybody" if shared else f"node:{self.id}"
         return seeds.draw(self._seed, "draw", self.round, self._step, who, purpose)
+
+    def next_loop(self) -> int:
+        """A number for what the network of the step's next loop draws, such as dropout."""
+        self._loops += 1
+        return self.draw(f"network of loop {self._loops}")
 
     def rng(self, purpose: str, *, shared: bool = False) -> Generator:
         """A generator on the host for one purpose."""

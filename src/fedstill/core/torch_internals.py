@@ -29,6 +29,11 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def writes_into(tensor: Tensor) -> int:
+    """How often a tensor was written into in place."""
+    return tensor._version
+
+
 def in_transform() -> bool:
     """Whether the caller runs inside any `torch.func` transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -137,7 +137,8 @@ class FCCL(Method):
         self, model: Model, weights: Weights, batch: Batch, consensus: Tensor
     ) -> Tensor:
         """Cross-correlation with the consensus on a public batch; the head's bias rests."""
-        resting = {**weights, "head.bias": weights["head.bias"].detach()}
+        bias = model.head_names[1]
+        resting = weights if bias is None else {**weights, bias: weights[bias].detach()}
         logits, teacher = model(resting, batch.x), consensus[batch.y]
         return cross_correlation(logits, teacher, off_diagonal=self.off_diagonal)
 

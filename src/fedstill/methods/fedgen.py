@@ -6,7 +6,7 @@ Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Never
 
@@ -33,7 +33,7 @@ from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share, Who
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.generators import FeatureGenerator
-from fedstill.parts.heads import feature_width, projected
+from fedstill.parts.heads import projected
 from fedstill.parts.losses import divergence, diversity
 
 
@@ -95,6 +95,11 @@ class FedGen(FedAvg):
     generator_decay: NonNegative = 0.01  # of the generator's weights
     diversity_weight: NonNegative = 1.0  # η
 
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        if self.network(server).head_names[0]:
+            return ()
+        return [f"{server.title} has no linear head to teach a generator; set a bottleneck"]
+
     def server_state(self, server: Node[Any]) -> Global:
         weights = self.network(server.model).init(server.draw("weights", shared=True))
         return Global(weights, self.generator(server.model).init(server.draw("generator")))
@@ -127,10 +132,10 @@ class FedGen(FedAvg):
         """Teach the generator what the clients' heads agree on, then take the mean."""
         ups = list(inbox.values())
         counts = torch.stack([up.counts for up in ups])
-        heads = {
-            name: torch.stack([up.weights[name] for up in ups])
-            for name in ("head.weight", "head.bias")
-        }
+        weight, bias = self.network(server.model).head_names
+        heads = {"weight": torch.stack([up.weights[weight] for up in ups])}
+        if bias is not None:
+            heads["bias"] = torch.stack([up.weights[bias] for up in ups])
         rate = self.generator_lr * self.decay ** (server.round - 1)
         generator = await minimize(
             self.taught, self.generator(server.model), server.state.generator,
@@ -149,8 +154,9 @@ class FedGen(FedAvg):
         The released code takes means of shares and losses apart; here each row has its own share.
         """
         features = generator(weights, batch.noise, batch.labels)
-        logits = torch.einsum("bf,icf->ibc", features, heads["head.weight"])
-        logits = logits + heads["head.bias"].unsqueeze(1)  # [client, row, class]
+        logits = torch.einsum("bf,icf->ibc", features, heads["weight"])  # [client, row, class]
+        if "bias" in heads:
+            logits = logits + heads["bias"].unsqueeze(1)
         rows = batch.labels.expand(logits.shape[:2])
         losses = cross_entropy(logits.transpose(1, 2), rows, reduction="none")
         loss = (losses * share[:, batch.labels]).sum(0).mean()
@@ -205,7 +211,7 @@ class FedGen(FedAvg):
 
     def generator(self, model: Model) -> FeatureGenerator:
         """The generator of what the model's head sees."""
-        width = self.bottleneck or feature_width(model)
+        width = self.bottleneck or model.feature_width
         return FeatureGenerator(
             (width,),
             model.classes,

@@ -69,7 +69,7 @@ class Moon(FedAvg):
 
     def network(self, node: Node[Any]) -> Model:
         """The node's network with the projection between features and classifier."""
-        hidden = self.hidden or heads.feature_width(node.model)
+        hidden = self.hidden or node.model.feature_width
         return heads.projected(node.model, hidden, self.projection)
 
     def network_for(self, server: Node[Any], who: NodeId) -> Model:

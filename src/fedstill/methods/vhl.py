@@ -6,8 +6,8 @@ in Federated Learning. ICML 2022.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
@@ -21,6 +21,7 @@ from fedstill.core import (
     Message,
     Model,
     Node,
+    NodeId,
     State,
     Step,
     Weights,
@@ -28,6 +29,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
@@ -77,6 +79,15 @@ class VHL(FedAvg):
     generator: Untrained = "style"
     generator_width: Count = 32
     sharing: Literal["seed", "images"] = "seed"
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        try:
+            self.network(server)
+        except BadValue as error:
+            return [
+                f'labels = "extra" needs twice the outputs, but {line}' for line in error.faults
+            ]
+        return ()
 
     def before(self) -> Sequence[Step]:
         return [self.announce, self.prepare]
@@ -155,4 +166,4 @@ class VHL(FedAvg):
 
     def network(self, model: Model) -> Model:
         """What is trained: with `extra` labels twice as many outputs as there are classes."""
-        return replace(model, classes=2 * model.classes) if self.labels == "extra" else model
+        return model.with_classes(2 * model.classes) if self.labels == "extra" else model

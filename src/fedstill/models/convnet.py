@@ -98,6 +98,10 @@ class ConvNet(Scalable):
         return maps
 
     @property
+    def by_example(self) -> bool:
+        return self.norm != "static"
+
+    @property
     def takes_half(self) -> bool:
         return self._in_fours and gpu.kernels("kernels.half_blocks") is not None
 

@@ -75,6 +75,10 @@ class PreResNet18(Scalable):
         return initial | {"head.bias": Initial((self.classes,), "zeros")}
 
     @property
+    def by_example(self) -> bool:
+        return self.norm != "static"
+
+    @property
     def takes_half(self) -> bool:
         return self.norm in BY_BATCH
 

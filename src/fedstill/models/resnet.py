@@ -76,6 +76,10 @@ class ResNet18(Model):
             initial |= linear_initial("bridge", 512 * height * width, 512)
         return initial | linear_initial("head", 512, self.classes)
 
+    @property
+    def by_example(self) -> bool:
+        return self.norm != "static"
+
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector, [example, 512]."""
         maps: list[Tensor] = []

@@ -14,7 +14,7 @@ from typing import Self
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Model
+from fedstill.core.model import NO_OPTION, Model
 
 CLASSES = "classes"  # of the head's outputs; never narrowed
 IMAGE = "image"  # what the first layer reads; never narrowed
@@ -31,8 +31,8 @@ class Scalable(Model):
     after it see sums as large as those of the whole network; evaluation never does.
     """
 
-    rate: float = field(default=1.0, kw_only=True, repr=False)
-    scaler: bool = field(default=False, kw_only=True, repr=False)
+    rate: float = field(default=1.0, kw_only=True, repr=False, metadata=NO_OPTION)
+    scaler: bool = field(default=False, kw_only=True, repr=False, metadata=NO_OPTION)
 
     def streams(self) -> dict[str, int]:
         """The width of every stream of the whole network."""

@@ -31,7 +31,7 @@ CHUNK = 256  # images made at once
 
 @dataclass(frozen=True)
 class Generator(Network):
-    """Makes examples of one shape. A subclass gives `laws()`, `noise_width` and `__call__`."""
+    """Makes examples of one shape. A subclass gives `initial()`, `noise_width` and `__call__`."""
 
     shape: tuple[int, ...]
     classes: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedstill.core.model import Initials, Model, linear_initial
 from fedstill.core.records import Weights
+from fedstill.core.seeds import generator
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,50 @@ class Projected(Model):
     widths: tuple[int, ...]
 
     def initial(self) -> Initials:
-        initial = {n: law for n, law in self.base.initial().items() if not n.startswith("head.")}
-        inputs = feature_width(self.base)
+        gone = self.base.head_names
+        initial = {n: law for n, law in self.base.initial().items() if n not in gone}
+        inputs = self.base.feature_width
         for layer, outputs in enumerate(self.widths):
             initial |= linear_initial(f"projection{layer}", inputs, outputs)
             inputs = outputs
-        return initial | linear_initial("head", inputs, self.classes)
+        return initial | linear_initial(self._head, inputs, self.classes)
+
+    def init(self, seed: int) -> Weights:
+        rng, initial = generator(seed), self.initial()
+        own = self.base.init(seed) if _of_its_own(initial) else {}
+        return {
+            name: own[name] if law.kind == "own" else law.sample(rng).to(self.device)
+            for name, law in initial.items()
+        }
+
+    def samples(self, rng: Generator, count: int) -> list[Weights]:
+        initial = self.initial()
+        drawn = {n: law.sample(rng, (count,)) for n, law in initial.items() if law.kind != "own"}
+        own = self.base.samples(rng, count) if _of_its_own(initial) else [{}] * count
+        return [
+            {name: drawn[name][i] if name in drawn else own[i][name] for name in initial}
+            for i in range(count)
+        ]
+
+    @property
+    def _head(self) -> str:
+        """The head's layer: it stands where the head of the network without projection stood."""
+        return self.base.head_names[0].rpartition(".")[0] or "head"
+
+    @property
+    def head_names(self) -> tuple[str, str | None]:
+        return f"{self._head}.weight", f"{self._head}.bias"
+
+    @property
+    def by_example(self) -> bool:
+        return self.base.by_example
+
+    @property
+    def draws(self) -> bool:
+        return self.base.draws
+
+    def drawing(self, seed: Tensor) -> Self:
+        return replace(self, base=self.base.drawing(seed))
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         maps = replace(self.base, training=self.training, notes=self.notes).stages(weights, x)
@@ -47,18 +87,18 @@ def projected(model: Model, *widths: int) -> Projected:
                      training=model.training, device=model.device, notes=model.notes)  # fmt: skip
 
 
-def feature_width(model: Model) -> int:
-    """How many numbers the head sees."""
-    return model.initial()["head.weight"].shape[1]
+def _of_its_own(initial: Initials) -> bool:
+    """Whether some tensors start as their network itself draws them."""
+    return any(law.kind == "own" for law in initial.values())
 
 
 def common_width(models: Iterable[Model], otherwise: int) -> int:
     """The width of everybody's features, or another one where they differ."""
     distinct = {id(model): model for model in models}  # thousands of clients may share a few
-    widths = {feature_width(model) for model in set(distinct.values())}
+    widths = {model.feature_width for model in set(distinct.values())}
     return widths.pop() if len(widths) == 1 else otherwise
 
 
 def with_features(model: Model, width: int) -> Model:
     """The network itself where its features have this width, else with a linear layer to it."""
-    return model if feature_width(model) == width else projected(model, width)
+    return model if model.feature_width == width else projected(model, width)

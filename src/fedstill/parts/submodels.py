@@ -116,7 +116,7 @@ def unfit(server: Model, models: Mapping[NodeId, Model], rates: Sequence[float])
     """Why clients cannot have these shares of the server's network; a line each."""
     if not isinstance(server, Scalable):
         known = ", ".join(name for name, kind in MODELS.items() if issubclass(kind, Scalable))
-        return [f"{server.describe()['name']} cannot be narrowed; use one of {known}"]
+        return [f"{server.title} cannot be narrowed; use one of {known}"]
     if len(rates) != len(models):
         order = ", ".join(models)
         return [f"budgets are {len(rates)} for {len(models)} clients; give one for each of {order}"]

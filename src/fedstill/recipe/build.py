@@ -389,7 +389,7 @@ def half_notes(device: torch.device, networks: Iterable[Model]) -> list[str]:
     """What is not computed in half precision though it was asked for."""
     if device.type != "cuda":
         return ["half precision is for a GPU; on a CPU all is single precision"]
-    names = sorted({str(model.describe()["name"]) for model in networks if not model.takes_half})
+    names = sorted({model.title for model in networks if not model.takes_half})
     return [f"{name}: not in half precision here, but as with tf32" for name in names]
 
 

@@ -92,7 +92,7 @@ class InProcess:
                 loop = acting.send(answer)
             except StopIteration as end:
                 return end.value
-            answer = self._run(loop, node)
+            answer = self._run(loop.drawing(node.next_loop), node)
 
     def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
         replayed = self.recorder.run(loop) if self.recorder else None

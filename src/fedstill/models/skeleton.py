@@ -1,0 +1,505 @@
+"""The skeleton of a user's module: looked at once, then called with weights that are passed in.
+
+What is found by looking: which tensors are weights, statistics or constants, which linear layer
+makes the logits, whether the module draws random numbers. Its parameters lie on the meta device.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedstill.core.errors import BadValue
+from fedstill.core.records import Weights, is_buffer
+from fedstill.core.torch_internals import writes_into
+from fedstill.models.random_calls import Seeded
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+NO_HEAD = "none"
+COUNTER = "num_batches_tracked"
+PROBES = 4  # examples of a pass that only looks
+
+
+class Copied:
+    """Copies of a module as it was when it was handed in; two of the same module are equal."""
+
+    def __init__(self, module: nn.Module):
+        self.original = module
+        self.versions = tuple((id(t), writes_into(t)) for t in _tensors(module))
+        self.kept = copy.deepcopy(module).cpu()
+
+    def __call__(self) -> nn.Module:
+        return copy.deepcopy(self.kept)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Copied):
+            return False
+        return self.original is other.original and self.versions == other.versions
+
+    def __hash__(self) -> int:
+        return hash((id(self.original), self.versions))
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    found = [*module.parameters(), *module.buffers()]
+    return [tensor for tensor in found if not is_lazy(tensor)]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What makes a module: a class or function with its arguments, or an instance to copy."""
+
+    make: Callable[..., nn.Module]
+    key: Any = ()  # the arguments, as values that can be compared
+    positional: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    named: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    name: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, source: Any, name: str = "") -> Origin:
+        """The origin of a module, of its class, or of a function that builds it."""
+        if isinstance(source, Origin):
+            return source
+        if isinstance(source, nn.Module):
+            return cls(Copied(source), name=name or _title(type(source)))
+        positional: tuple[Any, ...] = ()
+        named: dict[str, Any] = {}
+        while isinstance(source, partial):
+            positional = (*source.args, *positional)
+            named = {**source.keywords, **named}
+            source = source.func
+        if not callable(source):
+            raise BadValue(
+                f"a network is a torch.nn.Module, its class, or a function that builds one, "
+                f"not {source!r}"
+            )
+        key = (_comparable(positional), _comparable(named))
+        return cls(source, key, positional, named, name or _title(source))
+
+    @property
+    def copies(self) -> bool:
+        """Whether it copies an instance."""
+        return isinstance(self.make, Copied)
+
+    def built(self) -> nn.Module:
+        """A module, drawn from the global generator as it likes."""
+        module = self.make(*self.positional, **self.named)
+        if not isinstance(module, nn.Module):
+            raise BadValue(f"{self.name} gives {type(module).__name__}, not a torch.nn.Module")
+        return module.cpu()
+
+
+def _title(source: Any) -> str:
+    name = getattr(source, "__qualname__", type(source).__qualname__)
+    return f"{getattr(source, '__module__', '')}:{name}".removeprefix(":")
+
+
+def _comparable(value: Any) -> Any:
+    """An argument as something that can be hashed and compared."""
+    if isinstance(value, Mapping):
+        return tuple((key, _comparable(value[key])) for key in sorted(value, key=str))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *map(_comparable, value))
+    try:
+        hash(value)
+    except TypeError as error:
+        kind = type(value).__name__
+        raise BadValue(
+            f"an argument of a network must be a plain value, not {kind}; build it in a function"
+        ) from error
+    return (type(value).__name__, value)
+
+
+@contextmanager
+def global_draws(seed: int) -> Iterator[None]:
+    """Draws of the host's global generator are those of a seed; it then stands where it stood."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user says of a module besides what made it."""
+
+    head_layer: str | None = None  # None: found by a pass
+    stage_layers: tuple[str, ...] | None = None
+    fresh_head: bool = False  # the head is replaced by one for the number of classes
+
+
+@lru_cache(maxsize=64)
+def skeleton_of(origin: Origin, shape: tuple[int, ...], classes: int, wishes: Wishes) -> Skeleton:
+    """The skeleton of a module for inputs of a shape; made once."""
+    return Skeleton(origin, shape, classes, wishes)
+
+
+@dataclass
+class _Pass:
+    """What layers must know of the pass they are in."""
+
+    training: bool = False
+    notes: Weights | None = None
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _HeadReached(Exception):
+    """A pass for features goes no further than the head."""
+
+
+class Skeleton:
+    """A module without weights, and what was found out about it."""
+
+    def __init__(self, origin: Origin, shape: tuple[int, ...], classes: int, wishes: Wishes):
+        self.origin, self.shape, self.classes, self.wishes = origin, shape, classes, wishes
+        self.now = _Pass()
+        with global_draws(0):
+            net = copy.deepcopy(self._whole())  # a function may give out the same one again
+            self.head = self._found_head(net)
+            net = self._headed(net)
+            self._take_in(net)
+            self._look(net)
+            self.digest = self._digest(net)
+            self.stages = self._found_stages(net)
+        self._watch(net)
+        self._without_weights(net)
+        self.net = net
+        self._here: dict[torch.device, Weights] = {}
+
+    def _refuse(self, why: str) -> BadValue:
+        return BadValue(f"{self.origin.name}: {why}")
+
+    def _whole(self) -> nn.Module:
+        """A module whose every tensor has its shape."""
+        try:
+            net = self.origin.built()
+        except BadValue:
+            raise
+        except Exception as error:
+            raise self._refuse(f"cannot be built: {type(error).__name__}: {error}") from error
+        if any(is_lazy(tensor) for tensor in net.parameters()):
+            self._answer(net.eval(), torch.zeros(PROBES, *self.shape))
+        return net
+
+    @torch.no_grad()
+    def _answer(self, net: nn.Module, x: Tensor) -> Tensor:
+        """The logits for some examples, or why there are none."""
+        try:
+            logits = net(x)
+        except Exception as error:
+            shape = "x".join(map(str, self.shape))
+            wrong = f"cannot take examples of {shape}: {type(error).__name__}: {error}"
+            raise self._refuse(wrong) from error
+        if not isinstance(logits, Tensor):
+            kind = type(logits).__name__
+            raise self._refuse(f"must return logits as one tensor, not {kind}; wrap its forward")
+        if logits.dim() != 2 or len(logits) != len(x):
+            came = f"{list(logits.shape)} for {len(x)} examples"
+            raise self._refuse(f"must return logits [example, class], not {came}")
+        return logits
+
+    def _probe(self) -> Tensor:
+        """Some examples; the same for every module."""
+        return torch.randn(PROBES, *self.shape, generator=torch.Generator().manual_seed(0))
+
+    def _found_head(self, net: nn.Module) -> str | None:
+        """The linear layer whose output is the logits."""
+        asked, calls = self.wishes.head_layer, []
+        layers = {name: m for name, m in net.named_modules() if isinstance(m, nn.Linear)}
+        hooks = [
+            layer.register_forward_hook(lambda _, into, out, name=name: calls.append((name, out)))
+            for name, layer in layers.items()
+        ]
+        logits = self._answer(net.eval(), self._probe())
+        for hook in hooks:
+            hook.remove()
+        if logits.shape[1] != self.classes and not self.wishes.fresh_head:
+            raise self._refuse(
+                f"gives {logits.shape[1]} logits for {self.classes} classes; build it with "
+                f"{self.classes} outputs, or ask for fresh_head = true"
+            )
+        if asked == NO_HEAD:
+            if self.wishes.fresh_head:
+                raise self._refuse('fresh_head = true needs a head; head_layer is "none"')
+            return None
+        if asked is not None and asked not in layers:
+            known = ", ".join(layers) or "none"
+            raise self._refuse(f"has no linear layer {asked!r}; it has: {known}")
+        made = [name for name, out in calls if torch.equal(out, logits)]
+        if not made or (asked is not None and asked not in made):
+            which = f"its layer {asked!r}" if asked else "its last linear layer"
+            raise self._refuse(
+                f"its logits are not what {which} gives; let forward return that, or set "
+                f'head_layer = "{NO_HEAD}" to take the logits themselves for features'
+            )
+        head = made[-1] if asked is None else asked
+        if "weight" not in dict(layers[head].named_parameters(recurse=False)):
+            raise self._refuse(f'its head {head!r} computes its weight; set head_layer = "none"')
+        return head
+
+    def _headed(self, net: nn.Module) -> nn.Module:
+        """The module with the head that was asked for."""
+        if not self.wishes.fresh_head or self.head is None:
+            return net
+        old = net.get_submodule(self.head)
+        assert isinstance(old, nn.Linear)
+        fresh = nn.Linear(old.in_features, self.classes, bias=old.bias is not None)
+        if not self.head:
+            return fresh
+        net.set_submodule(self.head, fresh)
+        return net
+
+    def _take_in(self, net: nn.Module) -> None:
+        """Sort the tensors: weights and statistics that are passed in, constants, ties."""
+        first: dict[int, str] = {}
+        self.ties: dict[str, str] = {}  # another name of a weight, and its first
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.constants: Weights = {}
+        for name, tensor in net.named_parameters(remove_duplicate=False):
+            if not tensor.requires_grad:
+                self.constants[name] = tensor.detach().clone()
+            elif id(tensor) in first:
+                self.ties[name] = first[id(tensor)]
+            else:
+                first[id(tensor)] = name
+                self.shapes[name] = tuple(tensor.shape)
+        counted = [
+            f"{name}.{COUNTER}"
+            for name, layer in net.named_modules()
+            if isinstance(layer, BATCH_NORMS) and layer.momentum is None
+        ]
+        for name, buffer in net.named_buffers(remove_duplicate=False):
+            if is_buffer(name) and (not name.endswith(COUNTER) or name in counted):
+                self.shapes[name] = tuple(buffer.shape)
+            else:
+                self.constants[name] = buffer.detach().clone()
+        self.counts = set(counted)
+        kept = set(net.state_dict())
+        self.saved = [n for n in (*self.shapes, *self.ties, *self.constants) if n in kept]
+        strange = [n for n in self.shapes if not is_buffer(n) and self._half_known(net, n)]
+        if strange:
+            raise self._refuse(f"its weight {strange[0]} is not of single precision; use .float()")
+        if self.head is not None:
+            names = [f"{self.head}.{last}".removeprefix(".") for last in ("weight", "bias")]
+            known = [self.ties.get(name, name) for name in names]
+            if known[0] not in self.shapes:
+                raise self._refuse(f"its head {self.head!r} is frozen; let its weights be trained")
+            self.head_names = (known[0], known[1] if known[1] in self.shapes else None)
+        else:
+            self.head_names = ("", None)
+        if not any(not is_buffer(name) for name in self.shapes):
+            raise self._refuse("has no weights that could be trained")
+
+    def _half_known(self, net: nn.Module, name: str) -> bool:
+        return net.get_parameter(name).dtype != torch.float32
+
+    def _look(self, net: nn.Module) -> None:
+        """Whether answers go by example, and whether training draws or writes into buffers."""
+        x = self._probe()
+        together = self._answer(net.eval(), x)
+        apart = torch.cat([self._answer(net, half) for half in x.chunk(2)])
+        self.by_example = bool(torch.allclose(together, apart, atol=1e-4, rtol=1e-3))
+        plain = [layer for layer in net.modules() if isinstance(layer, BATCH_NORMS)]
+        for layer in plain:
+            layer.forward = partial(_normalised, self.now, layer, "")  # type: ignore[method-assign]
+        before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        self.now.training = True
+        generator = torch.default_generator
+        state = generator.get_state()
+        self._answer(net.train(), x)
+        self.draws = not torch.equal(generator.get_state(), state)
+        state = generator.get_state()
+        with Seeded(torch.tensor([1, 2])):
+            self._answer(net, x)
+        if not torch.equal(generator.get_state(), state):
+            raise self._refuse(
+                "draws random numbers in training otherwise than by dropout, bernoulli_, "
+                "rand_like or randn_like; runs could not be repeated"
+            )
+        self.now.training = False
+        for name, buffer in net.named_buffers():
+            if not torch.equal(buffer, before[name]):
+                raise self._refuse(
+                    f"changes its buffer {name!r} in training, which only batch norm layers may"
+                )
+
+    def _found_stages(self, net: nn.Module) -> tuple[str, ...]:
+        """Layers before which maps are taken for stages: named, or the parts of a sequence."""
+        wished = self.wishes.stage_layers
+        if wished is not None:
+            known = dict(net.named_modules())
+            strange = [name for name in wished if name not in known]
+            if strange:
+                raise self._refuse(f"has no layer {strange[0]!r} for a stage")
+            return wished
+        if not isinstance(net, nn.Sequential):
+            return ()
+        # What enters a part with weights is what the part before it has made.
+        mixing = [name for name, part in net.named_children() if _mixes(part)]
+        outer = self.head.partition(".")[0] if self.head else ""
+        return tuple(_before(net, name) for name in mixing[1:] if name != outer)
+
+    def _watch(self, net: nn.Module) -> None:
+        """Let norm layers note what they see, take stages, and stop features at the head."""
+        for name, layer in net.named_modules():
+            if isinstance(layer, BATCH_NORMS):
+                layer.forward = partial(_normalised, self.now, layer, name)  # type: ignore[method-assign]
+            if isinstance(getattr(layer, "inplace", None), bool):
+                layer.inplace = False  # maps that were taken must stay
+        for name in self.stages:
+            net.get_submodule(name).register_forward_hook(
+                lambda _, into, out, name=name: self.now.seen.__setitem__(name, out)
+            )
+        if self.head is not None:
+            net.get_submodule(self.head).register_forward_pre_hook(self._at_head)
+
+    def _at_head(self, layer: nn.Module, into: tuple[Tensor, ...]) -> None:
+        self.now.seen["features"] = into[0]
+        raise _HeadReached
+
+    def _without_weights(self, net: nn.Module) -> None:
+        """Put all that is passed in on the meta device, where it takes no room."""
+        for name in (*self.shapes, *self.ties):
+            owner, _, last = name.rpartition(".")
+            layer = net.get_submodule(owner)
+            held = getattr(layer, last)
+            empty = held.detach().to("meta")
+            setattr(layer, last, nn.Parameter(empty) if isinstance(held, nn.Parameter) else empty)
+
+    def outputs(
+        self, weights: Weights, x: Tensor, *, training: bool, notes: Weights | None,
+        seed: Tensor | None,
+    ) -> list[Tensor]:  # fmt: skip
+        """The stages, then the features: what enters the head, or the logits without one."""
+        self.net.train(training)
+        self.now.training, self.now.notes = training, notes
+        self.now.seen = {}
+        given = {name: weights[name] for name in self.shapes if name in weights}
+        given |= {name: weights[first] for name, first in self.ties.items() if first in weights}
+        given |= self._constants_on(x.device)
+        try:
+            logits = self._called(given, x, seed if training and self.draws else None, training)
+            features = logits
+        except _HeadReached:
+            features = self.now.seen["features"]
+        seen, self.now.seen, self.now.notes = self.now.seen, {}, None
+        return [*(seen[name] for name in self.stages), features]
+
+    def _called(
+        self, given: Weights, x: Tensor, seed: Tensor | None, training: bool
+    ) -> Tensor:  # fmt: skip
+        if training and self.draws:
+            with Seeded(seed):
+                return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
+        return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
+
+    def _constants_on(self, device: torch.device) -> Weights:
+        if device not in self._here:
+            self._here[device] = {n: tensor.to(device) for n, tensor in self.constants.items()}
+        return self._here[device]
+
+    def fresh(self, seed: int, *, given: bool) -> Weights:
+        """Weights and statistics as the module's constructor draws them from a seed, on the host.
+
+        An instance draws by its layers' `reset_parameters`, unless its `given` values are wanted.
+        """
+        with global_draws(seed):
+            net = self._whole()
+            if self.origin.copies and not given:
+                self._redraw(net)
+            net = self._headed(net)
+        held = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        return {name: held[name].detach().clone() for name in self.shapes}
+
+    def _redraw(self, net: nn.Module) -> None:
+        for name, layer in net.named_modules():
+            own = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
+            redraw = getattr(layer, "reset_parameters", getattr(layer, "_reset_parameters", None))
+            if redraw is not None:
+                redraw()
+            elif own:
+                where = f"{name}.{own[0]}".removeprefix(".")
+                raise self._refuse(
+                    f"nothing says how its weight {where} is drawn anew; give the class or a "
+                    'function that builds it, or start = "given"'
+                )
+
+    def state_dict(self, weights: Weights) -> Weights:
+        """Weights as the user's own module loads them: with ties, constants and counters."""
+        everything = {**self.constants, **weights}
+        everything |= {name: weights[first] for name, first in self.ties.items()}
+        return {name: everything[name] for name in self.saved}
+
+    def module(self, weights: Weights) -> nn.Module:
+        """The user's own module with these weights, in evaluation mode."""
+        with global_draws(0):
+            net = self._headed(copy.deepcopy(self._whole()))
+        net.load_state_dict(self.state_dict(weights))
+        return net.eval()
+
+    def _digest(self, net: nn.Module) -> str:
+        """What tells this module from others in another process: its code, form and constants."""
+        found = hashlib.sha256(repr(net).encode())
+        make = type(self.origin.make.original) if self.origin.copies else self.origin.make  # type: ignore[attr-defined]
+        try:
+            found.update(Path(inspect.getsourcefile(make) or "").read_bytes())
+        except (OSError, TypeError):
+            found.update(self.origin.name.encode())
+        values = net.state_dict() if self.origin.copies else self.constants
+        for name, tensor in values.items():
+            found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+def _mixes(part: nn.Module) -> bool:
+    """Whether a part holds a layer that mixes channels: not a norm alone."""
+    return any(p.dim() > 1 for p in part.parameters())
+
+
+def _before(net: nn.Sequential, name: str) -> str:
+    """The part that stands before another in a sequence."""
+    names = [n for n, _ in net.named_children()]
+    return names[names.index(name) - 1]
+
+
+def _normalised(now: _Pass, layer: Any, name: str, x: Tensor) -> Tensor:
+    """A batch norm layer, whose new statistics go to the notes of the pass.
+
+    One example alone has no variance: where a channel has a single value, training goes by the
+    running statistics and notes nothing.
+    """
+    mean, var = layer.running_mean, layer.running_var
+    numbers = x.numel() // x.shape[1] if x.dim() > 1 else 0
+    by_batch = (now.training and numbers > 1) or mean is None
+    if not now.training and now.notes is not None and mean is not None:
+        over = [0, *range(2, x.dim())]
+        now.notes[f"{name}.running_mean"] = x.mean(over)
+        now.notes[f"{name}.running_var"] = x.var(over, unbiased=False)
+    if by_batch and now.training and now.notes is not None and mean is not None:
+        _note(now.notes, layer, name, x)
+    if by_batch:
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
+    return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+
+
+def _note(notes: Weights, layer: Any, name: str, x: Tensor) -> None:
+    """The running statistics after a batch; without a momentum they are plain means."""
+    over, seen = [0, *range(2, x.dim())], x.detach().float()
+    share: Any = layer.momentum
+    if share is None:
+        count = notes[f"{name}.{COUNTER}"] = layer.num_batches_tracked + 1
+        share = 1 / count
+    for key, latest in (("mean", seen.mean(over)), ("var", seen.var(over, unbiased=True))):
+        running = getattr(layer, f"running_{key}")
+        notes[f"{name}.running_{key}"] = (1 - share) * running + share * latest

@@ -1,0 +1,479 @@
+"""A user's torch module as a network: its weights, its start, its features, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedstill.core.errors import BadValue
+from fedstill.core.loop import Seeded as SeededBatch
+from fedstill.core.model import option_names
+from fedstill.core.records import is_buffer
+from fedstill.core.seeds import generator
+from fedstill.models import MODELS, ConvNet, Module, as_model, as_models
+from fedstill.models.random_calls import Seeded, uniform
+from fedstill.parts.heads import projected
+from models.own_nets import BatchNet, GroupNet, VectorNet
+
+IMAGE = (1, 8, 8)
+
+
+def images(count: int = 5) -> Tensor:
+    return torch.randn(count, *IMAGE, generator=generator(0, "images"))
+
+
+def own(net: nn.Module, shape: tuple[int, ...] = IMAGE, **options: Any) -> Module:
+    return Module(shape, 3, net, **options)
+
+
+def loaded(model: Module, weights: dict[str, Tensor], net: nn.Module) -> nn.Module:
+    """The user's own module with these weights, by its own means."""
+    net.load_state_dict(model.state_dict(weights))
+    return net
+
+
+# Weights and start.
+
+
+@pytest.mark.parametrize("kind", [GroupNet, BatchNet])
+def test_weights_have_the_names_of_the_state_dict_and_give_the_modules_own_logits(
+    kind: type[nn.Module],
+) -> None:
+    model = Module(IMAGE, 3, kind)
+    weights = model.init(7)
+    net = loaded(model, weights, kind()).eval()
+    assert torch.equal(model(weights, images()), net(images()))
+    extra = {name for name in net.state_dict() if name.endswith("num_batches_tracked")}
+    assert weights.keys() == net.state_dict().keys() - extra
+
+
+def test_fresh_weights_are_what_the_constructor_draws_and_no_generator_moves() -> None:
+    before = torch.get_rng_state()
+    weights = Module(IMAGE, 3, GroupNet).init(11)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(11)
+    expected = GroupNet().state_dict()
+    torch.set_rng_state(before)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_an_instance_starts_afresh_unless_its_values_are_asked_for() -> None:
+    net = BatchNet()
+    with torch.no_grad():
+        net.out.weight.fill_(5.0)
+        net.body[1].running_mean.fill_(3.0)
+    fresh, given = own(net).init(1), own(net, start="given").init(1)
+    assert not (fresh["out.weight"] == 5).any() and (given["out.weight"] == 5).all()
+    assert (fresh["body.1.running_mean"] == 0).all() and (given["body.1.running_mean"] == 3).all()
+    assert torch.equal(own(net).init(1)["out.weight"], fresh["out.weight"])
+    assert not torch.equal(own(net).init(2)["out.weight"], fresh["out.weight"])
+
+
+def test_an_instance_is_copied_and_stays_as_it_is() -> None:
+    net = GroupNet()
+    model = own(net, start="given")
+    before = model.init(0)["fc.weight"].clone()
+    with torch.no_grad():
+        net.fc.weight.zero_()
+    assert torch.equal(model.init(0)["fc.weight"], before)
+    assert net.act.inplace and net.fc.weight.device.type == "cpu"
+
+
+def test_a_weight_that_nobody_can_draw_anew_is_named() -> None:
+    class Free(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+            self.fc = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x.flatten(1) * self.scale)  # type: ignore[no-any-return]
+
+    with pytest.raises(BadValue, match=r"how its weight scale is drawn anew.*start = \"given\""):
+        own(Free()).init(0)
+    assert Module(IMAGE, 3, Free).init(0)["scale"].sum() == 64
+    assert own(Free(), start="given").init(0)["scale"].sum() == 64
+
+
+def test_random_networks_differ_and_depend_on_the_generator_alone() -> None:
+    model = Module(IMAGE, 3, GroupNet)
+    first, second = model.samples(generator(3), 2)
+    again = model.samples(generator(3), 2)[1]
+    assert not torch.equal(first["fc.weight"], second["fc.weight"])
+    assert torch.equal(second["fc.weight"], again["fc.weight"])
+
+
+def test_modules_are_equal_when_equal_arguments_made_them() -> None:
+    wide = Module(IMAGE, 3, partial(GroupNet, width=8))
+    assert wide == Module(IMAGE, 3, partial(GroupNet, width=8))
+    assert hash(wide) == hash(Module(IMAGE, 3, partial(GroupNet, width=8)))
+    assert wide != Module(IMAGE, 3, GroupNet)
+    assert Module(IMAGE, 3, partial(GroupNet, 8)) != Module(IMAGE, 3, partial(GroupNet, 8.0))  # type: ignore[arg-type]
+    net = GroupNet()
+    assert own(net) == own(net) and own(net) != own(GroupNet())
+    before = own(net)
+    with torch.no_grad():
+        net.fc.weight.add_(1)
+    assert own(net) != before, "it is another network to start from"
+
+
+def test_a_description_says_what_made_it() -> None:
+    told = Module(IMAGE, 3, partial(GroupNet, width=8)).describe()
+    assert told["name"] == "models.own_nets:GroupNet" and told["width"] == 8
+    assert told["code"] != Module(IMAGE, 3, GroupNet).describe()["code"]
+
+
+# Features and head.
+
+
+def test_features_are_what_enters_the_last_linear_layer() -> None:
+    model = Module(IMAGE, 3, GroupNet)
+    weights, seen = model.init(0), []
+    net = loaded(model, weights, GroupNet())
+    net.fc.register_forward_pre_hook(lambda _, into: seen.append(into[0]))  # type: ignore[union-attr, operator]
+    net(images())
+    assert torch.equal(model.features(weights, images()), seen[0])
+    assert model.head_names == ("fc.weight", "fc.bias") and model.feature_width == 64
+    assert Module(IMAGE, 3, BatchNet).head_names == ("out.weight", None)
+
+
+def test_a_projection_stands_before_the_head_and_starts_the_rest_as_without_it() -> None:
+    model = Module(IMAGE, 3, GroupNet)
+    wider = projected(model, 6)
+    weights = wider.init(4)
+    assert weights["fc.weight"].shape == (3, 6) and weights["projection0.weight"].shape == (6, 64)
+    assert torch.equal(weights["conv.weight"], model.init(4)["conv.weight"])
+    assert wider(weights, images()).shape == (5, 3)
+    (sample,) = wider.samples(generator(1), 1)
+    assert sample.keys() == weights.keys()
+
+
+class Temperature(GroupNet):
+    """Its logits are not the output of a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+def test_logits_that_are_not_the_heads_are_refused_or_taken_for_features() -> None:
+    with pytest.raises(BadValue, match=r"logits are not what its last linear layer gives"):
+        Module(IMAGE, 3, Temperature).initial()
+    model = Module(IMAGE, 3, Temperature, head_layer="none")
+    weights = model.init(0)
+    expected = loaded(model, weights, Temperature())(images())
+    assert torch.equal(model(weights, images()), expected)
+    assert torch.equal(model.features(weights, images()), expected) and model.feature_width == 3
+    assert projected(model, 5).init(0)["head.weight"].shape == (3, 5)
+
+
+def test_a_head_for_more_classes_takes_the_place_of_the_old_one() -> None:
+    model = Module(IMAGE, 3, GroupNet)
+    double = model.with_classes(6)
+    weights = double.init(5)
+    assert double(weights, images()).shape == (5, 6)
+    assert torch.equal(weights["conv.weight"], model.init(5)["conv.weight"])
+    with pytest.raises(BadValue, match="no linear head"):
+        Module(IMAGE, 3, Temperature, head_layer="none").with_classes(6)
+
+
+def test_stages_are_named_layers_or_the_parts_of_a_sequence_and_then_the_features() -> None:
+    named = Module(IMAGE, 3, GroupNet, stage_layers=("norm",))
+    shapes = [tuple(map_.shape) for map_ in named.stages(named.init(0), images())]
+    assert shapes == [(5, 4, 8, 8), (5, 64)]
+
+    def chain() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+            nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6),
+            nn.ReLU(), nn.Flatten(), nn.Linear(96, 3),
+        )  # fmt: skip
+
+    model = Module(IMAGE, 3, chain)
+    shapes = [tuple(map_.shape) for map_ in model.stages(model.init(0), images())]
+    assert shapes == [(5, 2, 4, 4), (5, 96)], "what enters each layer that mixes, after the first"
+    assert len(Module(IMAGE, 3, GroupNet).stages(named.init(0), images())) == 1
+
+
+# Norm layers.
+
+
+def test_batch_norm_notes_the_statistics_that_torch_would_keep() -> None:
+    model = Module(IMAGE, 3, partial(BatchNet, drop=0.0))
+    weights, notes = model.init(0), {}  # type: ignore[var-annotated]
+    held = {name: tensor.clone() for name, tensor in weights.items()}
+    net = loaded(model, weights, BatchNet(0.0)).train()
+    logits = model.train(notes)(weights, images())
+    assert torch.allclose(logits, net(images()), atol=1e-6)
+    for name, tensor in notes.items():
+        assert torch.allclose(tensor, net.state_dict()[name], atol=1e-6)
+    assert set(notes) == {"body.1.running_mean", "body.1.running_var"}
+    assert all(torch.equal(held[name], weights[name]) for name in held), "nothing is written"
+
+
+def test_batch_norm_without_momentum_keeps_plain_means() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
+
+    model, theirs = Module((4,), 3, net), net()
+    weights = model.init(0)
+    for step in range(3):
+        notes: dict[str, Tensor] = {}
+        x = torch.randn(6, 4, generator=generator(step))
+        model.train(notes)(weights, x)
+        weights = {**weights, **notes}
+        theirs(x)
+    assert int(weights["0.num_batches_tracked"]) == 3
+    assert torch.allclose(weights["0.running_mean"], theirs[0].running_mean, atol=1e-6)  # type: ignore[index]
+
+
+def test_recording_notes_the_statistics_of_a_batch_and_lets_gradients_through() -> None:
+    model = Module(IMAGE, 3, BatchNet)
+    weights, notes = model.init(0), {}  # type: ignore[var-annotated]
+    x = images().requires_grad_()
+    answers = model.recording(notes)(weights, x)
+    assert torch.equal(answers, model(weights, x)), "it answers as in evaluation"
+    conv = F.conv2d(x, weights["body.0.weight"], padding=1)
+    assert torch.allclose(notes["body.1.running_mean"], conv.mean((0, 2, 3)), atol=1e-6)
+    notes["body.1.running_var"].sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+
+
+def test_one_example_alone_is_trained_by_the_running_statistics() -> None:
+    model = Module((4,), 3, VectorNet)
+    weights, notes = model.init(0), {}  # type: ignore[var-annotated]
+    x = torch.ones(1, 4)
+    assert torch.equal(model.train(notes)(weights, x), model(weights, x)) and not notes
+
+
+def test_answers_that_depend_on_the_batch_are_found_out() -> None:
+    def by_batch() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+
+    assert not Module((4,), 3, by_batch).by_example
+    assert Module(IMAGE, 3, BatchNet).by_example
+
+
+# Dropout.
+
+
+def test_numbers_of_a_seed_are_uniform_and_calls_and_seeds_stand_apart() -> None:
+    seed = torch.tensor([123, 456])
+    numbers = uniform(seed, 1, (100_000,))
+    assert abs(float(numbers.mean()) - 0.5) < 0.005 and numbers.min() >= 0 and numbers.max() < 1
+    assert abs(float(numbers.var()) - 1 / 12) < 0.002
+    counts = torch.histc(numbers, 16, 0, 1)
+    assert float(((counts - 6250) ** 2 / 6250).sum()) < 40, "chi-squared, 15 degrees of freedom"
+    for other in (uniform(seed, 2, (100_000,)), uniform(seed + 1, 1, (100_000,))):
+        both = torch.corrcoef(torch.stack([numbers, other]))[0, 1]
+        assert abs(float(both)) < 0.015
+    steps = torch.corrcoef(torch.stack([numbers[1:], numbers[:-1]]))[0, 1]
+    assert abs(float(steps)) < 0.015
+
+
+def test_dropout_keeps_the_mean_and_draws_from_the_seed_alone() -> None:
+    model = Module(IMAGE, 3, BatchNet)
+    weights, before = model.init(0), torch.get_rng_state()
+    training = model.train().drawing(torch.tensor([1, 2]))
+    features = training.features(weights, images(400))
+    plain = model.train().features(weights, images(400))
+    alive = plain > 0
+    assert abs(float((features[alive] == 0).float().mean()) - 0.3) < 0.01
+    kept = alive & (features != 0)
+    assert torch.allclose(features[kept], plain[kept] / 0.7)
+    assert torch.equal(features, training.features(weights, images(400)))
+    other = model.train().drawing(torch.tensor([1, 3])).features(weights, images(400))
+    assert not torch.equal(features, other)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.draws and not Module(IMAGE, 3, GroupNet).draws
+
+
+def test_masks_under_vmap_are_those_of_each_seed_alone() -> None:
+    model = Module((4,), 3, VectorNet)
+    weights, x = model.init(0), torch.randn(6, 4, generator=generator(0))
+    seeds = torch.tensor([[1, 2], [3, 4]])
+    together = torch.func.vmap(lambda seed: model.train().drawing(seed)(weights, x))(seeds)
+    for row, seed in zip(together, seeds, strict=True):
+        assert torch.allclose(row, model.train().drawing(seed)(weights, x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "per_channel"),
+    [(nn.Dropout2d(0.5), True), (nn.AlphaDropout(0.5), False), (nn.FeatureAlphaDropout(0.5), True)],
+)
+def test_other_kinds_of_dropout_draw_from_the_seed_too(layer: nn.Module, per_channel: bool) -> None:
+    x = torch.randn(64, 16, 4, 4, generator=generator(0))
+    before = torch.get_rng_state()
+    with Seeded(torch.tensor([5, 6])):
+        out = layer.train()(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    changed = (out != x / 0.5).flatten(2) if isinstance(layer, nn.Dropout2d) else None
+    if changed is not None:
+        assert (changed.all(2) | ~changed.any(2)).all(), "whole channels"
+        assert abs(float(changed.any(2).float().mean()) - 0.5) < 0.05
+    elif not per_channel:
+        assert abs(float(out.mean())) < 0.05 and abs(float(out.var()) - 1) < 0.1
+
+
+def test_attention_drops_its_weights_by_the_seed() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+
+    class Sentence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.fc = layer, nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.layer(x).mean(1))  # type: ignore[no-any-return]
+
+    model = Module((5, 8), 3, Sentence)
+    weights, x = model.init(0), torch.randn(2, 5, 8, generator=generator(0))
+    one = model.train().drawing(torch.tensor([1, 1]))(weights, x)
+    assert not torch.allclose(one, model.train().drawing(torch.tensor([1, 2]))(weights, x))
+    assert torch.allclose(one, model.train().drawing(torch.tensor([1, 1]))(weights, x))
+
+
+def test_the_seed_of_a_step_is_part_of_its_batch() -> None:
+    assert SeededBatch._fields == ("batch", "seed")
+
+
+# Other tensors.
+
+
+class Odd(nn.Module):
+    """A constant buffer, a frozen weight, weights that are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((4,), 2.0))
+        self.register_buffer("passing", torch.ones(1), persistent=False)
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(torch.tanh(self.first(x * self.scale * self.passing)))  # type: ignore[operator]
+        return self.fc(self.frozen(x))  # type: ignore[no-any-return]
+
+
+def test_constants_frozen_weights_and_ties_are_neither_trained_nor_sent_twice() -> None:
+    model = Module((4,), 3, Odd)
+    weights = model.init(0)
+    assert set(weights) == {"first.weight", "fc.weight", "fc.bias"}
+    assert not any(map(is_buffer, weights))
+    state = model.state_dict(weights)
+    assert state.keys() == Odd().state_dict().keys()
+    net, x = Odd(), torch.randn(5, 4, generator=generator(0))
+    net.load_state_dict(state)
+    assert torch.equal(net(x), model(weights, x))
+    grads = torch.func.grad(lambda w: model(w, x).square().sum())(weights)
+    net(x).square().sum().backward()
+    assert torch.allclose(grads["first.weight"], net.first.weight.grad, atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_lazy_layers_take_the_shape_of_the_data() -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))
+
+    model = Module(IMAGE, 3, lazy)
+    assert model.init(0)["1.weight"].shape == (5, 64)
+
+
+def test_a_linear_layer_is_a_network() -> None:
+    model = Module((4,), 3, partial(nn.Linear, 4, 3))
+    assert model.head_names == ("weight", "bias")
+    x = torch.ones(2, 4)
+    assert torch.equal(model.features(model.init(0), x), x)
+    assert model.with_classes(6)(model.with_classes(6).init(0), x).shape == (2, 6)
+
+
+def test_a_module_gives_itself_back_with_weights() -> None:
+    model = Module(IMAGE, 3, BatchNet)
+    weights = model.init(3)
+    net = model.module(weights)
+    assert isinstance(net, BatchNet) and not net.training
+    assert torch.equal(net(images()), model(weights, images()))
+
+
+# What is refused.
+
+
+class Drawing(GroupNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.rand(1) if self.training else x)
+
+
+class Counting(GroupNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1  # type: ignore[has-type, operator, misc]
+        return super().forward(x)
+
+
+class Two(GroupNet):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "sentence"),
+    [
+        (Drawing, {}, "draws random numbers in training otherwise than by dropout"),
+        (Counting, {}, "changes its buffer 'seen' in training"),
+        (Two, {}, "must return logits as one tensor, not tuple"),
+        (partial(GroupNet, classes=7), {}, "gives 7 logits for 3 classes.*fresh_head"),
+        (partial(GroupNet, width=5), {}, "cannot be built: ValueError"),
+        (lambda: nn.Linear(5, 3), {}, "cannot take examples of 1x8x8"),
+        (lambda: nn.Flatten(0), {}, r"must return logits \[example, class\]"),
+        (lambda: 3, {}, "gives int, not a torch.nn.Module"),
+        (GroupNet, {"head_layer": "last"}, "has no linear layer 'last'; it has: fc"),
+        (GroupNet, {"stage_layers": ("block",)}, "has no layer 'block' for a stage"),
+        (lambda: GroupNet().double().float().half(), {}, "cannot take|single precision"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_sentence(
+    net: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(BadValue, match=sentence):
+        Module(IMAGE, 3, net, **options).initial()
+
+
+def test_what_is_no_network_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"a network is a torch\.nn\.Module"):
+        Module(IMAGE, 3, "convnet")
+    with pytest.raises(BadValue, match="plain value, not set"):
+        Module(IMAGE, 3, partial(GroupNet, width={1}))
+
+
+# The door for objects.
+
+
+def test_what_users_hand_in_becomes_a_network() -> None:
+    assert as_model(ConvNet, IMAGE, 3) == ConvNet(IMAGE, 3)
+    assert as_model(partial(ConvNet, width=8, depth=2), IMAGE, 3).options()["width"] == 8
+    assert isinstance(as_model(GroupNet(), IMAGE, 3), Module)
+    assert as_model(GroupNet, IMAGE, 3) == Module(IMAGE, 3, GroupNet)
+    built = ConvNet(IMAGE, 3, depth=2)
+    assert as_model(built, IMAGE, 3) is built
+    with pytest.raises(BadValue, match=r"convnet is for classes 3, but the data have 4"):
+        as_model(built, IMAGE, 4)
+    net = GroupNet()
+    both = as_models({"a": net, "b": net, "c": GroupNet()}, IMAGE, 3)
+    assert both["a"] is both["b"] and both["a"] != both["c"]
+
+
+def test_options_are_those_one_chooses_by() -> None:
+    assert option_names(ConvNet) == ["depth", "width", "norm", "activation", "pooling"]
+    assert option_names(MODELS["mlp"]) == ["hidden", "activation"]
+    assert replace(ConvNet(IMAGE, 3), rate=0.5).options() == ConvNet(IMAGE, 3).options()
