@@ -56,6 +56,13 @@ class Outer(Message):
     classes: dict[str, Positional]
 
 
+class Counted(Message):
+    """Holds a message of any kind."""
+
+    base: Message
+    counts: Exact
+
+
 def rng(purpose: str) -> Generator:
     return seeds.generator(7, purpose)
 
@@ -397,3 +404,19 @@ def test_nothing_is_written_into_a_message() -> None:
 def test_marks_inside_records_and_tables_are_seen() -> None:
     message = Outer((Inner(normal(20), normal(20)),), {"a": normal(20)})
     assert list(carried(Half(), message)[0].parts) == ["each.0.rows"]
+
+
+def test_a_message_that_is_held_is_coded_and_counted_like_one_that_is_not() -> None:
+    heard = Down({"w": torch.zeros(16)})
+    up = Up({"w": torch.arange(16.0)}, 3)
+    channel = TopK(share=0.25, of_change=True, feedback=True)
+    edge = Edge("up", rng, heard)
+    plain, _ = channel.send(up, edge, {})
+    held, left_out = channel.send(Counted(up, torch.ones(2)), edge, {})
+    assert plain is not None and held is not None
+    assert held.floats() == {**plain.floats(), "counts": 2}
+    assert held.bytes() == {**plain.bytes(), "counts": 8}
+    assert list(left_out) == ["base.weights.w"]
+    again = channel.receive(held, heard)
+    assert isinstance(again, Counted) and isinstance(again.base, Up)
+    assert again.base.weights["w"].tolist() == [0.0] * 12 + [12.0, 13.0, 14.0, 15.0]

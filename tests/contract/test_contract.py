@@ -107,7 +107,9 @@ def check_resume(method: Method) -> None:
             checkpoint.write(Path(folder), round, first.states, digest="d")
 
         run(worlds.experiment(method, world, 2), first, MemoryLog(), save=save)
-        saved = checkpoint.read_latest(Path(folder), state_kinds(method), digest="d")
+        saved = checkpoint.read_latest(
+            Path(folder), state_kinds(method), digest="d", held=method.holds
+        )
     assert saved is not None and saved.round == 2
     second = InProcess(method, world)
     second.restore(saved.states)
@@ -153,7 +155,7 @@ def check_wire(method: Method) -> None:
     """Every message and memory survives the codec; counted floats equal the fields' sizes."""
     sent, log, engine = recorded(method)
     for message in sent:
-        again = codec.decode(codec.encode(message), type(message))
+        again = codec.decode(codec.encode(message), type(message), held=method.holds)
         assert_same({"": message.tensors()}, {"": again.tensors()})
         assert again.floats() == message.floats()
         for field in fields(message):  # type: ignore[arg-type]
@@ -162,7 +164,7 @@ def check_wire(method: Method) -> None:
                 assert message.floats()[field.name] == value.numel()
     for state in engine.states.values():
         if state is not None:
-            again = codec.decode(codec.encode(state), type(state))
+            again = codec.decode(codec.encode(state), type(state), held=method.holds)
             assert_same({"": state.tensors()}, {"": again.tensors()})
     assert sum(row.floats for row in log.messages) == sum(sum(m.floats().values()) for m in sent)
 

@@ -121,19 +121,52 @@ def test_a_step_is_called_with_node_and_inbox_alone() -> None:
     assert Talk().hear(None, Inbox()) is None
 
 
-def test_a_step_can_be_taken_over_with_its_name_and_actor() -> None:
-    def louder(self: Talk, node: Node[Any], inbox: Inbox[Any]) -> str:
-        """Say it again."""
-        return f"{self.kind} {node}"
+class Wide(Talk):
+    """A talk that leaves open which messages it plays with."""
 
-    mine = Talk(kind="quiet")
-    step = Talk().answer.taken_over(mine, louder, reads=Down, sends=LongUp, remembers=Memory)
-    assert (step.name, step.place, step.method) == ("answer", Place.CLIENTS, mine)
-    assert (step.reads, step.sends, step.remembers) == (Down, LongUp, Memory)
-    assert step.purpose == "Say it again."
-    assert step("node", Inbox()) == "quiet node"
-    silent = Talk().hear.taken_over(mine, louder, reads=None, sends=None, remembers=None)
+    @at_clients
+    def pass_on(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
+        """Say what is said elsewhere."""
+        return Down(1)
+
+
+def test_a_step_can_be_narrowed_to_kinds_that_its_hints_leave_open() -> None:
+    step = Wide().pass_on
+    assert (step.reads, step.sends, step.remembers) == (Message, Message, None)
+    narrow = step.narrowed(reads=Down, sends=LongUp, remembers=Memory)
+    assert (narrow.reads, narrow.sends, narrow.remembers) == (Down, LongUp, Memory)
+    assert (narrow.name, narrow.place, narrow.act) == (step.name, step.place, step.act)
+    silent = step.narrowed(reads=None, sends=None, remembers=None)
     assert (silent.reads, silent.sends, silent.remembers) == (None, None, None)
+    assert narrow != silent and narrow == step.narrowed(reads=Down, sends=LongUp, remembers=Memory)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "says"),
+    [
+        ({"reads": Down}, "Talk.hear reads Up by its hints, which Down is not"),
+        ({"sends": Up}, "Talk.hear sends nothing by its hints, which Up is not"),
+        ({"remembers": State}, "Talk.hear remembers Memory by its hints, which State is not"),
+    ],
+)
+def test_a_step_cannot_be_narrowed_to_what_its_hints_exclude(kinds: Any, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        Talk().hear.narrowed(**{"reads": None, "sends": None, "remembers": None, **kinds})
+
+
+def test_records_that_a_method_holds_are_told_apart_by_name() -> None:
+    class Other(Message):
+        number: int
+
+    Other.__name__ = "Up"
+
+    class Holding(Talk):
+        @property
+        def holds(self) -> list[Any]:
+            return [Up, Down, Other]
+
+    with pytest.raises(ProtocolError, match="Holding holds two kinds of record called Up"):
+        Holding()
 
 
 @pytest.mark.parametrize("name", ["speak", "answer"])

@@ -103,3 +103,13 @@ def test_an_inbox_without_exactly_one_message_says_who_was_heard() -> None:
         Inbox().only()
     with pytest.raises(ProtocolError, match="heard from a, b"):
         Inbox({"b": 1, "a": 2}).only()
+
+
+def test_a_party_can_be_seen_with_another_memory_and_all_else_is_shared() -> None:
+    one = node()
+    other = one.remembering("notes")
+    other.log(loss=1.0)
+    other.reject("c1", "mumbled")
+    assert (one.state, other.state) == (None, "notes")
+    assert one.numbers == {"loss": 1.0} and one.rejected == {"c1": "mumbled"}
+    assert other.draw("order") == one.draw("order")

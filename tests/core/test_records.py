@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstill.core.errors import ProtocolError
 from fedstill.core.records import (
     Message,
     Positional,
     State,
     Weights,
-    extended,
-    grown,
     is_buffer,
+    open_fields,
     positional_fields,
 )
 
@@ -123,16 +121,27 @@ def test_a_message_that_extends_another_keeps_its_fields_in_front() -> None:
     assert list(longer.floats()) == ["images", "labels", "examples", "steps"]
 
 
-def test_a_kind_can_be_extended_by_fields_that_are_known_late() -> None:
-    longer = extended(Inner, "With steps.", steps=int)
-    assert issubclass(longer, Inner) and longer.__doc__ == "With steps."
-    assert extended(Inner, "With steps.", steps=int) is longer
-    made = grown(inner(), longer, steps=3)
-    assert isinstance(made, longer)
-    assert made.floats() == {"images": 6, "labels": 0, "examples": 1, "steps": 1}
-    assert grown(made, longer, steps=4).floats() == made.floats()
-    with pytest.raises(ProtocolError, match="Inner has a field examples already"):
-        extended(Inner, "", examples=int)
+class Envelope(Message):
+    """Holds a message of any kind."""
+
+    content: Message
+    steps: int
+
+
+def test_a_record_in_a_field_of_any_kind_is_counted_by_its_own_fields() -> None:
+    held = Envelope(inner(), 3)
+    assert held.floats() == {"images": 6, "labels": 0, "examples": 1, "steps": 1}
+    assert held.bytes() == {"images": 24, "labels": 16, "examples": 8, "steps": 8}
+    assert list(held.tensors()) == ["content.images", "content.labels"]
+
+
+def test_a_field_that_both_have_is_counted_twice_under_two_names() -> None:
+    twice = Envelope(Envelope(inner(), 3), 4)
+    assert twice.floats() == {
+        "images": 6, "labels": 0, "examples": 1, "content.steps": 1, "steps": 1,
+    }  # fmt: skip
+    assert open_fields(Envelope) == {"content"} and open_fields(Outer) == frozenset()
+    assert twice.held_kinds() == [Envelope, Inner]
 
 
 def test_tensors_are_found_under_dotted_names() -> None:

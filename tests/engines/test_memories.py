@@ -76,6 +76,21 @@ def test_what_comes_back_is_the_same_bit_for_bit(tmp_path: Path) -> None:
         assert back.weights[name].numpy().tobytes() == tensor.numpy().tobytes()
 
 
+class Holding(State):
+    """Holds another memory, of a kind that its hint leaves open."""
+
+    base: State
+
+
+def test_a_memory_that_holds_another_comes_back_with_it(tmp_path: Path) -> None:
+    made = Memories(limit=0)
+    made.folder = tmp_path
+    made["c0"], made["c1"] = Holding(own(3.0)), Holding(own(4.0))
+    assert made.asleep == ["c0"]
+    again = made["c0"]
+    assert isinstance(again, Holding) and value(again.base) == 3.0
+
+
 def test_the_server_and_the_one_used_last_stay_whatever_their_size(tmp_path: Path) -> None:
     made = Memories(0)
     made.folder = tmp_path

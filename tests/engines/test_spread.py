@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
@@ -381,10 +381,10 @@ class Twice(Chat):
     """Two steps of one name that are not the same."""
 
     def before(self) -> list[Any]:
-        return [self.speak.taken_over(self, _silent, reads=None, sends=None, remembers=Own)]
+        return [replace(self.speak, act=_silent)]
 
 
-def _silent(method: Any, node: Any, inbox: Any) -> None:
+def _silent(method: Any, client: Node[Own], inbox: Inbox[Never]) -> None:
     """Say nothing."""
 
 

@@ -15,6 +15,7 @@ from fedstill.engines.engine import autograd_gradient
 from fedstill.engines.play.batched import Batched
 from fedstill.methods.dense import Dense, Found, Search
 from fedstill.parts.image_generators import Deconvolution, Upsampling
+from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Lesson, View
 from methods.tuned import BASE, LITTLE, same, sent, server_of
 from worlds import pictures, played
@@ -71,18 +72,18 @@ def test_the_students_loss_has_the_square_of_the_temperature_as_published() -> N
 
 
 def test_clients_and_labels_count_alike() -> None:
-    shares, law = Dense().weighed(None, 4, 5)
+    shares, frequencies = alike(4, 5)
     assert shares.tolist() == [[0.25] * 5] * 4
-    assert law.tolist() == pytest.approx([0.2] * 5)
+    assert frequencies.tolist() == pytest.approx([0.2] * 5)
 
 
 def test_the_search_keeps_the_images_of_the_lowest_loss() -> None:
     method, world = Dense(**LITTLE), pictures(norm="batch")
     server = server_of(method, world)
-    teaching = method.teaching(server, sent(method, world))  # type: ignore[arg-type]
+    teaching = method.teaching(server, sent(method, world), *alike(3, 3))
     maker = method.generator(server.model)
-    (batch,) = method.drawn(server, server.rng("x"), teaching.law, 1)
-    body = Search(teaching.room, maker, Adam(0.5, (0.5, 0.999)))  # so fast that it gets worse
+    (batch,) = method.latents(server, server.rng("x"), teaching.frequencies, 1)
+    body = Search(teaching.networks, maker, Adam(0.5, (0.5, 0.999)))  # so fast that it gets worse
     value: Weights = {**maker.init(1), "noise": batch.noise}
     moving = {name: t for name, t in value.items() if "running" not in name}
     carry = Found(value, body.optimizer.start(moving), torch.zeros(8, 1, 8, 8), torch.tensor(9e9))
@@ -118,7 +119,7 @@ def test_the_pool_grows_by_a_batch_each_turn_up_to_its_size() -> None:
 def test_each_image_of_the_pool_is_seen_once_a_pass() -> None:
     method, world = Dense(**LITTLE), pictures()
     server = server_of(method, world)
-    teaching = method.teaching(server, sent(method, world))  # type: ignore[arg-type]
+    teaching = method.teaching(server, sent(method, world), *alike(3, 3))
     pool = Data.of(torch.rand(20, 1, 8, 8), torch.zeros(20, dtype=torch.long))
     lessons = method.passed(server, server.rng("x"), teaching, pool)
     assert [len(lesson.images) for (lesson,) in lessons] == [8, 8, 4]
@@ -134,7 +135,7 @@ def test_as_published_the_server_remembers_no_generator_and_in_a_stream_it_does(
     assert isinstance(Dense().generator(world.server_model), Upsampling)
     pool, _ = played(Dense(**LITTLE), world, 1)
     stream, _ = played(Dense(**LITTLE, synthesis="stream"), world, 1)
-    assert not hasattr(pool.states[SERVER], "image_generator")
+    assert pool.states[SERVER].image_generator is None
     assert stream.states[SERVER].image_generator
     made = Dense(**LITTLE, synthesis="stream").generator(world.server_model)
     assert isinstance(made, Deconvolution) and made.merge == "none"

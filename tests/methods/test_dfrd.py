@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Never
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedstill.core import Method, Weights
+from fedstill.core import (
+    SGD,
+    Batch,
+    Inbox,
+    Message,
+    Method,
+    Model,
+    Node,
+    State,
+    Weights,
+    algebra,
+    at_clients,
+    at_server,
+    minimize,
+)
 from fedstill.core.errors import BadMessage, BadValue
 from fedstill.core.node import SERVER
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
+from fedstill.methods import scaffold
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.dense import Dense
 from fedstill.methods.dfrd import DFRD
@@ -26,6 +41,7 @@ from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedrolex import FedRolex
+from fedstill.methods.finetune import Counted, by_label_counts
 from fedstill.methods.heterofl import HeteroFL
 from fedstill.methods.local import Local
 from fedstill.methods.moon import Moon
@@ -47,6 +63,7 @@ BASES: list[Method] = [
     HeteroFL(**FAST, rho=2),
     FedDropout(**FAST, rho=2),
     FedRolex(**FAST, rho=2),
+    FedAvg(**FAST, views="crop_flip"),
 ]
 
 
@@ -91,6 +108,89 @@ def test_a_base_that_cannot_be_fine_tuned_is_refused(base: Any, why: str) -> Non
         DFRD(base=base)
 
 
+class Start(Message):
+    """Where all begin."""
+
+    weights: Weights
+
+
+class Reached(Message):
+    """Where one came to, and how many examples it used."""
+
+    weights: Weights
+    examples: int
+
+
+class Common(State):
+    """What the server remembers."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Plain(Method):
+    """Averaging that shares nothing with FedAvg: every client counts alike."""
+
+    def each_round(self) -> Any:
+        return [self.broadcast, self.update, self.aggregate]
+
+    def server_state(self, server: Node[Any]) -> Common:
+        return Common(server.model.init(server.draw("weights", shared=True)))
+
+    @at_server
+    def broadcast(self, server: Node[Common], inbox: Inbox[Never]) -> Start:
+        """Send the weights."""
+        return Start(server.state.weights)
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Start]) -> Reached:
+        """Train."""
+        batches = client.data.batches(8, client.rng("order"))
+        start = inbox.only().weights
+        weights = await minimize(self.objective, client.model, start, batches, SGD(0.1))
+        return Reached(weights, len(client.data))
+
+    @at_server
+    def aggregate(self, server: Node[Common], inbox: Inbox[Reached]) -> None:
+        """Take the mean."""
+        server.state = Common(algebra.mean([up.weights for up in inbox.values()]))
+
+    def objective(self, model: Model, weights: Weights, batch: Batch) -> torch.Tensor:
+        return cross_entropy(model(weights, batch.x), batch.y)
+
+
+class Open(Plain):
+    """The same, saying what a fine-tuner asks."""
+
+    def network_for(self, server: Node[Any], who: str) -> Model:
+        return server.model
+
+    def plan(self, client: Node[Any]) -> Any:
+        return client.data.batches(8, client.rng("order"))
+
+    def used(self, up: Reached) -> int:
+        return up.examples
+
+
+def test_a_base_that_is_not_fedavgs_kin_says_three_things_and_can_be_fine_tuned() -> None:
+    with pytest.raises(BadValue, match="base = Plain: it must say network_for, plan and used"):
+        DFRD(base=Plain())
+    ours, _ = played(DFRD(**{**LITTLE, "base": Open(), "iterations": 0}), pictures(), 2)
+    theirs, _ = played(Open(), pictures(), 2)
+    assert same(ours.states[SERVER].weights, theirs.states[SERVER].weights)
+    heard = sent(DFRD(**{**LITTLE, "base": Open()}), pictures())
+    assert [int(up.label_counts.sum()) for up in heard.values()] == [20, 27, 23]
+
+
+def test_the_server_holds_the_memory_of_its_base_and_a_client_the_message() -> None:
+    method = DFRD(**{**LITTLE, "base": Scaffold(**FAST)})
+    engine, _ = played(method, pictures(), 1)
+    state = engine.states[SERVER]
+    assert method.holds == [scaffold.Up, scaffold.Global]
+    assert type(state.base) is scaffold.Global and state.weights is state.base.weights
+    assert [type(up.base) for up in sent(method, pictures()).values()] == [scaffold.Up] * 3
+
+
 def test_alone_a_client_of_a_base_with_a_memory_cannot_be_played() -> None:
     with pytest.raises(BadValue, match="base = Scaffold: its clients remember more than a model"):
         DFRD(base=Scaffold(), role="data_free")
@@ -116,7 +216,7 @@ def test_counts_are_of_the_examples_used_in_the_round() -> None:
     for client, up in sent(DFRD(**{**LITTLE, "base": base}), world).items():
         held = world.party(client).data.counts(3)
         assert up.label_counts.tolist() == (3 * held).tolist()
-        assert int(up.label_counts.sum()) == 3 * up.examples
+        assert int(up.label_counts.sum()) == 3 * up.base.examples
 
 
 class Strange:
@@ -127,7 +227,16 @@ class Strange:
 
     def carry(self, message: Any, sender: str, round: int, step: str) -> Any:
         strange = sender == self.client and round == 2
-        return message.replace(**self.changes) if strange else message
+        return changed(message, **self.changes) if strange else message
+
+
+def changed(message: Any, **changes: Any) -> Any:
+    """A message, or the one that it holds, with other values."""
+    if not isinstance(message, Counted):
+        return message.replace(**changes)
+    own = {name: value for name, value in changes.items() if name == "label_counts"}
+    rest = {name: value for name, value in changes.items() if name not in own}
+    return message.replace(base=message.base.replace(**rest), **own)
 
 
 def gone(_: Any, step: str, round: int, node: str) -> str | None:
@@ -187,7 +296,7 @@ def test_who_is_rejected_by_the_base_does_not_teach() -> None:
 @pytest.mark.parametrize("role", ["fine_tune", "data_free"])
 def test_when_nobody_sends_what_can_be_the_server_stays_as_it_is(role: Any) -> None:
     method, world = DFRD(**LITTLE, role=role), pictures()
-    heard = {c: up.replace(weights=PART) for c, up in sent(method, world).items()}
+    heard = {c: changed(up, weights=PART) for c, up in sent(method, world).items()}
     server = aggregated(method, world, heard)
     assert sorted(server.rejected) == ["c0", "c1", "c2"]
     assert same(server.state.weights, server_of(method, world).state.weights)
@@ -203,7 +312,7 @@ def test_a_run_that_asks_for_it_stops_at_such_a_message() -> None:
 def test_every_base_says_how_many_examples_its_clients_use(base: Any) -> None:
     heard = sent(DFRD(**{**LITTLE, "base": base, "iterations": 0}), pictures())
     for up in heard.values():
-        assert int(up.label_counts.sum()) == base.used(up)
+        assert int(up.label_counts.sum()) == base.used(up.base)
 
 
 def test_networks_that_the_base_cannot_narrow_are_refused_before_the_first_round() -> None:
@@ -235,11 +344,13 @@ def view(method: DFRD, world: World) -> View:
     """What one step of the generator would see."""
     heard = sent(method, world)
     server = server_of(method, world)
-    teaching = method.teaching(server, heard)  # type: ignore[arg-type]
+    teaching = method.teaching(server, heard, *by_label_counts(heard))
     maker = method.generator(server.model)
-    (batch,) = method.drawn(server, server.rng("x"), teaching.law, 1)
+    (batch,) = method.latents(server, server.rng("x"), teaching.frequencies, 1)
     generator, student = server.state.image_generator, server.state.weights
-    return teaching.room.view(maker, generator, batch, student, teaching.stacks, teaching.shares)
+    return teaching.networks.view(
+        maker, generator, batch, student, teaching.stacks, teaching.shares
+    )
 
 
 def test_the_ensemble_weighs_logits_by_the_label_counts_of_each_image() -> None:
@@ -249,7 +360,7 @@ def test_the_ensemble_weighs_logits_by_the_label_counts_of_each_image() -> None:
     for image, label in enumerate(seen.labels.tolist()):
         by_hand = sum(
             up.label_counts[label] / total[label]
-            * world.server_model(up.weights, seen.images[image : image + 1])[0]
+            * world.server_model(up.base.weights, seen.images[image : image + 1])[0]
             for up in heard.values()
         )  # fmt: skip
         assert torch.allclose(seen.ensemble[image], by_hand, atol=1e-5)
@@ -275,9 +386,9 @@ def test_the_generators_loss_is_equation_five(selection: Any, detached: bool) ->
 def test_the_students_loss_is_both_divergences_at_the_temperature() -> None:
     method, world = DFRD(**LITTLE, average_weight=0.25, temperature=2.0), pictures()
     heard, server = sent(method, world), server_of(method, world)
-    teaching = method.teaching(server, heard)  # type: ignore[arg-type]
+    teaching = method.teaching(server, heard, *by_label_counts(heard))
     maker, own = method.generator(server.model), server.state.image_generator
-    draws = method.drawn(server, server.rng("x"), teaching.law, 2)
+    draws = method.latents(server, server.rng("x"), teaching.frequencies, 2)
     lessons = [teaching.lesson(maker, own, draw) for draw in draws]
     weights = server.state.weights
     by_hand = [
@@ -294,9 +405,10 @@ def test_the_students_loss_is_both_divergences_at_the_temperature() -> None:
 def test_images_for_the_student_come_from_a_generator_at_rest() -> None:
     method, world = DFRD(**LITTLE), pictures()
     server = server_of(method, world)
-    teaching = method.teaching(server, sent(method, world))  # type: ignore[arg-type]
+    heard = sent(method, world)
+    teaching = method.teaching(server, heard, *by_label_counts(heard))
     maker = method.generator(server.model)
-    (draw,) = method.drawn(server, server.rng("x"), teaching.law, 1)
+    (draw,) = method.latents(server, server.rng("x"), teaching.frequencies, 1)
     lesson = teaching.lesson(maker, server.state.image_generator, draw)
     still = maker.evaluating(server.state.image_generator, draw.noise, draw.labels)
     assert torch.equal(lesson.images, still)
@@ -308,8 +420,8 @@ def test_labels_are_drawn_by_the_counts_and_draws_may_be_reused() -> None:
     for reuse in (False, True):
         method = DFRD(**LITTLE, reuse_draws=reuse)
         server = server_of(method, world)
-        law = torch.tensor([0.0, 1.0, 0.0])
-        draws = method.drawn(server, server.rng("x"), law, 3)
+        frequencies = torch.tensor([0.0, 1.0, 0.0])
+        draws = method.latents(server, server.rng("x"), frequencies, 3)
         assert all(draw.labels.tolist() == [1] * 8 for draw in draws)
         assert torch.equal(draws[0].noise, draws[1].noise) == reuse
 

@@ -9,11 +9,11 @@ from fedstill.core import Data
 from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.parts.label_distribution import (
-    Counted,
     counts_table,
     dynamic_shares,
     label_distribution,
     miscounted,
+    used_labels,
 )
 
 COUNTS = torch.tensor([[6.0, 0, 2, 0], [3, 4, 0, 0], [0, 4, 1, 0]])  # the last class: nobody
@@ -39,22 +39,10 @@ def test_a_label_that_nobody_used_is_never_drawn() -> None:
 
 def test_every_use_of_an_example_counts() -> None:
     data = Data.of(torch.zeros(5, 2), torch.tensor([0, 0, 2, 2, 2]))
-    counted = Counted(data.parts)
-    assert counted.used(4).tolist() == [0, 0, 0, 0]
-    counted.batches(2, generator(0), epochs=3)
-    assert counted.used(4).tolist() == [6, 0, 9, 0]
-    counted.batches(5, generator(0))
-    assert counted.used(4).tolist() == [8, 0, 12, 0]
-
-
-def test_counted_data_give_the_batches_of_the_plain_ones() -> None:
-    data = Data.of(torch.arange(10.0).reshape(5, 2), torch.tensor([0, 0, 2, 2, 2]))
-    plain, counted = (
-        some.batches(2, generator(0), epochs=2) for some in (data, Counted(data.parts))
-    )
-    assert len(plain) == len(counted) == 6
-    for step in range(6):
-        assert torch.equal(plain[step].x, counted[step].x)
+    assert used_labels(Data().batches(2, generator(0)), 4).tolist() == [0, 0, 0, 0]
+    assert used_labels(data.batches(2, generator(0), epochs=3), 4).tolist() == [6, 0, 9, 0]
+    assert used_labels(data.batches(5, generator(0)), 4).tolist() == [2, 0, 3, 0]
+    assert int(used_labels(data.batches(2, generator(0), steps=1), 4).sum()) == 2
 
 
 def test_counts_are_a_table_in_the_order_of_the_clients() -> None:

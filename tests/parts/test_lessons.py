@@ -1,4 +1,4 @@
-"""Lessons: draws by a law, views and targets by hand, rooms that are equal by value."""
+"""Lessons: latents by frequencies, views and targets by hand, networks equal by value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedstill.core.seeds import generator
 from fedstill.models import ConvNet
 from fedstill.parts import augment
 from fedstill.parts.image_generators import Deconvolution
-from fedstill.parts.lessons import VIEW, Drawn, Room, Teaching, View, drawn
+from fedstill.parts.lessons import MOVES, Latent, Networks, Teaching, View, latents
 from fedstill.parts.teachers import Ensemble
 
 MODEL = ConvNet((1, 8, 8), 3, depth=1, width=2, norm="batch")
@@ -22,7 +22,7 @@ MAKER = Deconvolution((1, 8, 8), 3, latent=4, width=4)
 WEIGHTS = [MODEL.init(place) for place in range(2)]
 STUDENT, IMAGINED = MODEL.init(2), MAKER.init(3)
 SHARES = torch.tensor([[1.0, 0.0, 0.25], [0.0, 1.0, 0.75]])
-LAW = torch.tensor([0.5, 0.0, 0.5])
+FREQUENCIES = torch.tensor([0.5, 0.0, 0.5])
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,22 @@ class Watching(Plain):
 
 def teaching(tuner: Plain) -> Teaching:
     ensemble = Ensemble.of([MODEL, MODEL])
-    return Teaching(Room(tuner, MODEL, ensemble), ensemble.stacked(WEIGHTS), SHARES, LAW)
+    return Teaching(
+        Networks(tuner, MODEL, ensemble), ensemble.stacked(WEIGHTS), SHARES, FREQUENCIES
+    )
 
 
-def batch() -> Drawn:
-    return drawn(MAKER, LAW, generator(0, "batch"), steps=1, size=6)[0]
+def batch() -> Latent:
+    return latents(MAKER, FREQUENCIES, generator(0, "batch"), steps=1, size=6)[0]
 
 
-def seen(tuner: Plain, batch: Drawn) -> View:
+def seen(tuner: Plain, batch: Latent) -> View:
     ours = teaching(tuner)
-    return ours.room.view(MAKER, IMAGINED, batch, **ours.given(STUDENT))
+    return ours.networks.view(MAKER, IMAGINED, batch, **ours.given(STUDENT))
 
 
-def test_labels_are_drawn_by_the_law_and_every_step_has_its_own() -> None:
-    draws = drawn(MAKER, LAW, generator(0), steps=3, size=50)
+def test_labels_are_drawn_by_their_frequencies_and_every_step_has_its_own() -> None:
+    draws = latents(MAKER, FREQUENCIES, generator(0), steps=3, size=50)
     labels = torch.stack([draw.labels for draw in draws])
     assert labels.shape == (3, 50) and set(labels.flatten().tolist()) == {0, 2}
     assert [draw.noise.shape for draw in draws] == [(50, 4)] * 3
@@ -80,13 +82,13 @@ def test_a_view_is_what_everybody_says_of_the_images() -> None:
     assert torch.equal(view.shares, SHARES[:, here.labels])
 
 
-def test_networks_see_moved_images_where_a_view_was_drawn() -> None:
+def test_networks_see_moved_images_where_moves_were_drawn() -> None:
     moves = augment.draw(
-        generator(0, "view"), VIEW, groups=1, image=(8, 8), mode="multi", per_image=6
+        generator(0, "view"), MOVES, groups=1, image=(8, 8), mode="multi", per_image=6
     )
-    here = batch()._replace(view=moves)
+    here = batch()._replace(moves=moves)
     view = seen(Plain(), here)
-    moved = augment.apply_each(view.images, moves, only=VIEW)
+    moved = augment.apply_each(view.images, moves, only=MOVES)
     assert not torch.equal(moved, view.images)
     assert torch.allclose(view.student, MODEL.evaluating(STUDENT, moved), atol=1e-6)
 
@@ -111,9 +113,9 @@ def test_a_lesson_weighs_logits_by_label_and_has_no_gradient() -> None:
         assert torch.allclose(lesson.target[image], torch.as_tensor(by_hand), atol=1e-6)
 
 
-def test_the_generators_loss_is_the_same_objective_for_equal_methods_in_equal_rooms() -> None:
+def test_the_generators_loss_is_the_same_objective_for_equal_methods_of_equal_networks() -> None:
     def inventing(factor: float) -> Descent:
-        return Descent(teaching(Plain(factor)).room.invention, MAKER, Adam(0.1))
+        return Descent(teaching(Plain(factor)).networks.invention, MAKER, Adam(0.1))
 
     assert inventing(1.0) == inventing(1.0)
     assert hash(inventing(1.0)) == hash(inventing(1.0))

@@ -58,6 +58,18 @@ class Empty(State):
     pass
 
 
+class Counted(Message):
+    """Holds a message whose kind a method says."""
+
+    base: Message
+    counts: Tensor
+
+
+class Kept(State):
+    base: State
+    number: int
+
+
 class Chain(State):
     number: int
     rest: Chain | None = None
@@ -427,6 +439,73 @@ def test_known_shapes_are_compared(change: Callable[[Weights], Weights], reason:
 def test_a_record_that_breaks_its_hints_is_not_sent(record: Up, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         codec.encode(record)
+
+
+def counted() -> Counted:
+    up = Up({"head.weight": torch.arange(6.0).reshape(2, 3)}, 7)
+    return Counted(up, torch.tensor([3, 4]))
+
+
+def test_a_field_of_any_kind_is_read_as_one_of_the_kinds_that_are_said() -> None:
+    data = codec.encode(counted())
+    again = codec.decode(data, Counted, held=[Empty, Pair, Up])
+    assert_same(again, counted())
+    assert codec.encode(again) == data
+    kept = Kept(Kept(Empty(), 1), 2)
+    assert_same(codec.decode(codec.encode(kept), Kept, held=[Empty, Kept]), kept)
+
+
+class Stranger(Message):
+    weights: Weights
+    examples: int
+
+
+@pytest.mark.parametrize(
+    ("record", "kind", "held", "reason"),
+    [
+        (counted(), Counted, [], "Counted.base: expected one of no kinds at all, came 'Up'"),
+        (counted(), Counted, [Stranger], "Counted.base: expected one of Stranger, came 'Up'"),
+        (
+            Counted(Stranger({}, 1), torch.zeros(1)), Counted, [Up],
+            "Counted.base: expected one of Up, came 'Stranger'",
+        ),
+        # Up is no memory, so it cannot stand for one, even where a method holds it elsewhere.
+        (Kept(Empty(), 1), Kept, [Up], "Kept.base: expected one of no kinds at all, came 'Empty'"),
+    ],
+)  # fmt: skip
+def test_no_other_kind_is_accepted(record: Any, kind: Any, held: Any, reason: str) -> None:
+    with pytest.raises(WireError) as error:
+        codec.decode(codec.encode(record), kind, held=held)
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "tensor", None, {}, {"kind": "Up"}, {"kind": ["Up"], "fields": {}},
+        {"kind": "Up", "fields": {}}, {"kind": "Up", "fields": 3},
+        {"kind": "Message", "fields": {}}, {"kind": "Empty", "fields": {}},
+        {"kind": "Up", "fields": {"weights": {}, "examples": 1}, "more": 1},
+    ],
+)  # fmt: skip
+def test_what_stands_in_a_field_of_any_kind_is_checked_like_a_record(inside: Any) -> None:
+    reader = codec._Reader("Counted", {}, [Up])
+    with pytest.raises(WireError, match=r"Counted\.base"):
+        reader.value(Message, inside, "base", 1)
+
+
+def test_a_field_of_any_kind_cannot_hold_something_of_no_kind() -> None:
+    for value in (Message(), 3, Empty()):
+        with pytest.raises(WireError, match=r"Counted\.base: expected a kind of Message"):
+            codec.encode(Counted(value, torch.zeros(1)))  # type: ignore[arg-type]
+
+
+def test_a_field_of_any_kind_is_described_by_the_fields_of_what_it_may_hold() -> None:
+    assert codec.describe(Counted) == {"base": "Message", "counts": "Tensor"}
+    assert codec.describe(Counted, [Up, Empty]) == {
+        "weights": "Weights", "examples": "int", "counts": "Tensor",
+    }  # fmt: skip
+    assert list(codec.describe(Counted, [Up])) == list(counted().floats())
 
 
 def test_a_hint_the_wire_does_not_know_is_named() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.errors import WireError
-from fedstill.core.records import Message, Record
+from fedstill.core.records import Message, Record, open_fields
 
 Parts = dict[str, Tensor]
 """What travels in place of one tensor, by names that the channel chooses."""
@@ -69,9 +69,14 @@ def coded(message: Message, parts: dict[str, Parts]) -> Coded:
 
 
 def field_of(message: Message, name: str) -> str:
-    """The field of the innermost message in which a tensor of this dotted name stands."""
+    """The field of the innermost message by which a tensor of this dotted name is counted."""
     first, _, rest = name.partition(".")
-    return field_of(message.rest, rest) if isinstance(message, Coded) else first
+    if isinstance(message, Coded):
+        return field_of(message.rest, rest)
+    if first not in open_fields(type(message)):
+        return first
+    inner = field_of(getattr(message, first), rest)
+    return f"{first}.{inner}" if inner in trees.field_names(type(message)) else inner
 
 
 class Layer(Record):

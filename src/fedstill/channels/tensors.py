@@ -22,6 +22,7 @@ from fedstill.core.records import (
     Weights,
     is_buffer,
     marked_fields,
+    open_fields,
 )
 
 
@@ -141,6 +142,12 @@ def _under(name: str, part: object) -> str:
     return f"{name}.{part}" if name else str(part)
 
 
+def bare(message: Record, name: str) -> str:
+    """A tensor's dotted name in the message that is held, where it stands in one."""
+    first, _, rest = name.partition(".")
+    return bare(getattr(message, first), rest) if first in open_fields(type(message)) else name
+
+
 def twins(message: Message, heard: Message | None, front: int = 0) -> Weights:
     """For the tensors of a message those of the same name, shape and type that were heard.
 
@@ -153,7 +160,7 @@ def twins(message: Message, heard: Message | None, front: int = 0) -> Weights:
     changes = marked(message, CHANGE)
     found: Weights = {}
     for name, tensor in trees.named_tensors(message):
-        other = known.get(name)
+        other = known.get(name, known.get(bare(message, name)))
         if other is None or name in changes or other.dtype != tensor.dtype:
             continue
         if tuple(other.shape) == tuple(tensor.shape[front:]):

@@ -17,7 +17,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.method import Method, Step
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
-from fedstill.core.records import NodeId, Record, State, Weights
+from fedstill.core.records import NodeId, State, Weights
 from fedstill.engines.engine import Party
 from fedstill.engines.play.rehearsal import Rehearsal
 from fedstill.federation.experiment import Experiment
@@ -122,7 +122,7 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         "steps": steps,
         "messages": [{"step": step["name"], **step["sends"]} for step in steps if step["sends"]],
         "memories": {
-            place: _memory(engine.states.get(node))
+            place: _memory(engine.states.get(node), method)
             for place, node in (("server", SERVER), ("client", stage.names[0]))
         },
         "floats_per_round": _floats_per_round(log.messages),
@@ -141,7 +141,7 @@ def _step(
     rows = [row for row in sent if row.step == step.name and row.sender == speaker]
     message = None
     if step.sends is not None:
-        hints = describe(step.sends)
+        hints = describe(step.sends, step.method.holds)
         message = {
             "name": step.sends.__name__,
             "direction": rows[0].direction if rows else None,
@@ -167,15 +167,12 @@ def _step(
     }
 
 
-def _memory(state: State | None) -> dict[str, Any] | None:
+def _memory(state: State | None, method: Method) -> dict[str, Any] | None:
     if state is None:
         return None
-    return {"name": type(state).__name__, "fields": _fields(state)}
-
-
-def _fields(record: Record) -> dict[str, Any]:
-    hints, floats = describe(type(record)), record.floats()
-    return {name: {"type": hints[name], "floats": floats[name]} for name in hints}
+    hints, floats = describe(type(state), method.holds), state.floats()
+    fields = {name: {"type": hints[name], "floats": floats[name]} for name in hints}
+    return {"name": type(state).__name__, "fields": fields}
 
 
 def _floats_per_round(sent: Sequence[Traffic]) -> dict[str, int]:

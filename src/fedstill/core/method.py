@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Never, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -17,7 +17,9 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
-from fedstill.core.records import Message, NodeId, State
+from fedstill.core.records import Message, NodeId, Record, State
+
+R = TypeVar("R", bound=Record)
 
 Result = Message | Addressed[Any] | None
 Acting = Callable[[Any, Node[Any], Inbox[Any]], Result | Coroutine[Any, Any, Result]]
@@ -30,6 +32,14 @@ class Place(Enum):
     CLIENTS = "clients"
 
 
+class Kinds(NamedTuple):
+    """What a step reads, sends and remembers; None for nothing."""
+
+    reads: type[Message] | None
+    sends: type[Message] | None
+    remembers: type[State] | None
+
+
 @dataclass(frozen=True)
 class Step:
     """One act of a method: who acts, what is read, what is sent. Hints are the wire format."""
@@ -38,38 +48,55 @@ class Step:
     name: str
     place: Place
     act: Acting
+    kinds: Kinds | None = None  # where hints leave open what the method's values decide
 
     @property
     def _hints(self) -> Mapping[str, Any]:
         return _hints_of(self.act)
 
-    @cached_property
+    @property
     def reads(self) -> type[Message] | None:
         """The kind of message read, or None."""
-        names = list(inspect.signature(self.act).parameters)
-        hint = self._hints.get(names[2]) if len(names) > 2 else None
-        kinds = [k for k in get_args(hint) if isinstance(k, type) and issubclass(k, Message)]
-        return kinds[0] if kinds else None
+        return (self.kinds or self.hinted).reads
 
-    @cached_property
+    @property
     def sends(self) -> type[Message] | None:
         """The kind of message sent, or None."""
-        hint = self._hints.get("return")
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        for option in options:
-            if get_origin(option) is Addressed:
-                option = get_args(option)[0]
-            if isinstance(option, type) and issubclass(option, Message):
-                return option
-        return None
+        return (self.kinds or self.hinted).sends
 
-    @cached_property
+    @property
     def remembers(self) -> type[State] | None:
         """The kind of memory the acting node has, as hinted by `Node[...]`, or None."""
+        return (self.kinds or self.hinted).remembers
+
+    @cached_property
+    def hinted(self) -> Kinds:
+        """What the hints of the act say."""
         names = list(inspect.signature(self.act).parameters)
-        hint = self._hints.get(names[1]) if len(names) > 1 else None
-        kinds = [k for k in get_args(hint) if isinstance(k, type) and issubclass(k, State)]
-        return kinds[0] if kinds else None
+        node, inbox = (self._hints.get(names[i]) if len(names) > i else None for i in (1, 2))
+        return Kinds(_inner(inbox, Message), _sent(self._hints.get("return")), _inner(node, State))
+
+    def narrowed(
+        self,
+        *,
+        reads: type[Message] | None,
+        sends: type[Message] | None,
+        remembers: type[State] | None,
+    ) -> Step:
+        """The same step with kinds that its hints leave open, because values decide on them.
+
+        A hint `Inbox[Message]` may become any message or none; so may `-> Message` and a memory
+        hinted `Node[Any]`. A method that plays another one's step says so in its plan.
+        """
+        asked = Kinds(reads, sends, remembers)
+        wide = self.hinted._replace(remembers=self.hinted.remembers or State)
+        for word, hint, kind in zip(Kinds._fields, wide, asked, strict=True):
+            if kind is not None and (hint is None or not issubclass(kind, hint)):
+                said = hint.__name__ if hint else "nothing"
+                raise ProtocolError(
+                    f"{self.title} {word} {said} by its hints, which {kind.__name__} is not"
+                )
+        return replace(self, kinds=asked)
 
     @property
     def title(self) -> str:
@@ -88,30 +115,20 @@ class Step:
         acting = self(node, inbox)
         return await acting if inspect.iscoroutine(acting) else acting
 
-    def taken_over(
-        self,
-        method: Method,
-        act: Acting,
-        *,
-        reads: type[Message] | None,
-        sends: type[Message] | None,
-        remembers: type[State] | None,
-    ) -> Step:
-        """A step of `method` in the place of this one: same name and actor, other acts and hints.
 
-        The kinds are arguments, since they depend on the method whose step it was.
-        """
+def _inner(hint: Any, wanted: type[R]) -> type[R] | None:
+    """The kind of record between the brackets of a hint, or None."""
+    return next((k for k in get_args(hint) if isinstance(k, type) and issubclass(k, wanted)), None)
 
-        def acting(method: Any, node: Node[Any], inbox: Inbox[Any]) -> Any:
-            return act(method, node, inbox)
 
-        acting.__doc__ = act.__doc__
-        acting.__annotations__ = {
-            "node": Node[remembers],  # type: ignore[valid-type]
-            "inbox": Inbox[reads or Never],  # type: ignore[misc]
-            "return": sends,
-        }
-        return Step(method, self.name, self.place, acting)
+def _sent(hint: Any) -> type[Message] | None:
+    """The kind of message that a step returns, alone or addressed, or None."""
+    for option in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if get_origin(option) is Addressed:
+            return _inner(option, Message)
+        if isinstance(option, type) and issubclass(option, Message):
+            return option
+    return None
 
 
 class _Acted:
@@ -180,6 +197,11 @@ class Method:
         """Whether training examples are shown to others, which the contract then allows."""
         return False
 
+    @property
+    def holds(self) -> Sequence[type[Record]]:
+        """The kinds of record that fields hinted `Message` or `State` may hold, and no others."""
+        return ()
+
     def before(self) -> Sequence[Step]:
         """Steps before the first round, played by all."""
         return ()
@@ -204,10 +226,6 @@ class Method:
         """[example, class], logits of the model that a node holds, each by its example alone."""
         return node.model(node.state.weights, x)
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        """The network whose weights a party sends; for the server, the one it keeps."""
-        return server.model
-
     def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
         """Images that the server can make of each class and their labels, for pictures."""
         return None
@@ -230,6 +248,12 @@ def check_protocol(method: Method) -> None:
     parts = {"before": method.before(), "each round": method.each_round(), "after": method.after()}
     if not any(parts.values()):
         raise ProtocolError(f"{type(method).__name__} has no steps")
+    names = [kind.__name__ for kind in method.holds]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ProtocolError(
+            f"{type(method).__name__} holds two kinds of record called {twice[0]}; by their names "
+            "they are told apart on the wire, so give each its own"
+        )
     for part, steps in parts.items():
         for step in steps:
             _check_signature(step)

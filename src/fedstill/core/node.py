@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from copy import copy
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +18,7 @@ from fedstill.core.records import NodeId, Record
 SERVER: NodeId = "server"
 
 S = TypeVar("S")
+T = TypeVar("T")
 M = TypeVar("M")
 R = TypeVar("R", bound=Record)
 
@@ -112,6 +114,15 @@ class Node(Generic[S]):
     def noise(self, purpose: str, *shape: int) -> Tensor:
         """Standard normal numbers, drawn on the host, placed where this node computes."""
         return torch.randn(shape, generator=self.rng(purpose)).to(self.device)
+
+    def remembering(self, state: T) -> Node[T]:
+        """This party with another memory, as a step of another method is to see it.
+
+        All else is shared: what it logs and rejects, this node has logged and rejected.
+        """
+        other = cast(Node[T], copy(self))
+        other.state = state
+        return other
 
     def log(self, **numbers: float | Tensor) -> None:
         """Numbers for the logbook; a tensor of one element is moved to the host after the step."""

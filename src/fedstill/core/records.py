@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from types import new_class
 from typing import (
     Annotated,
     Any,
     Literal,
     Self,
-    TypeVar,
     dataclass_transform,
     get_args,
     get_origin,
@@ -20,7 +19,6 @@ from typing import (
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.errors import ProtocolError
 
 NodeId = str
 Direction = Literal["up", "down", "peer"]  # to the server, from the server, between clients
@@ -62,14 +60,33 @@ class Record:
     def floats(self) -> dict[str, int]:
         """Numbers by field, as papers count them: None is zero, a scalar one, positions zero."""
         skipped = positional_fields(type(self))
-        return {
-            name: 0 if name in skipped else _numbers(getattr(self, name))
-            for name in trees.field_names(type(self))
-        }
+        return self._by_field(
+            lambda name, value: 0 if name in skipped else _numbers(value), Record.floats
+        )
 
     def bytes(self) -> dict[str, int]:
         """Payload by field: every tensor's own size, eight for a number, a text's length."""
-        return {name: _bytes(getattr(self, name)) for name in trees.field_names(type(self))}
+        return self._by_field(lambda name, value: _bytes(value), Record.bytes)
+
+    def _by_field(
+        self, count: Callable[[str, Any], int], within: Callable[[Record], dict[str, int]]
+    ) -> dict[str, int]:
+        """A count by field; a record in a field of any kind is counted by its own fields."""
+        names, unfolded = trees.field_names(type(self)), open_fields(type(self))
+        counted: dict[str, int] = {}
+        for name in names:
+            value = getattr(self, name)
+            if name in unfolded and value is not None:
+                for inner, number in within(value).items():
+                    counted[f"{name}.{inner}" if inner in names else inner] = number
+            else:
+                counted[name] = count(name, value)
+        return counted
+
+    def held_kinds(self) -> list[type[Record]]:
+        """The kinds of the records that stand in fields of any kind, here and further in."""
+        held = [getattr(self, name) for name in sorted(open_fields(type(self)))]
+        return [kind for one in held if one for kind in (type(one), *one.held_kinds())]
 
     def replace(self, **changes: Any) -> Self:
         """The same record with some fields changed."""
@@ -84,36 +101,24 @@ class State(Record):
     """What a node remembers from step to step; never sent."""
 
 
-R = TypeVar("R", bound=Record)
-
-
-def extended(kind: type[R], doc: str, **more: Any) -> type[R]:
-    """A kind of record with more fields, given by name and type; asked again, the same kind."""
-    taken = sorted(set(more) & set(record_hints(kind)))
-    if taken:
-        raise ProtocolError(f"{kind.__name__} has a field {taken[0]} already; name the new another")
-    key: Any = kind
-    made: type[R] = _extended(key, doc, tuple(more.items()))
-    return made
-
-
-@cache
-def _extended(kind: Any, doc: str, more: tuple[tuple[str, Any], ...]) -> Any:
-    def body(names: dict[str, Any]) -> None:
-        names |= {"__doc__": doc, "__annotations__": dict(more), "__module__": kind.__module__}
-
-    return new_class(kind.__name__, (kind,), exec_body=body)
-
-
-def grown(record: Record, kind: type[R], **more: Any) -> R:
-    """A record as one of a kind that has its fields and more."""
-    held = {name: getattr(record, name) for name in trees.field_names(type(record))}
-    return kind(**{**held, **more})
+OPEN_KINDS: tuple[type[Record], ...] = (Record, Message, State)
+"""As the hint of a field: a record of any kind stands there; a method says which it may be."""
 
 
 def record_hints(kind: type[Record]) -> dict[str, Any]:
     """The field types of a record, resolved."""
     return get_type_hints(kind, include_extras=True)
+
+
+def open_fields(kind: type[Record]) -> frozenset[str]:
+    """Names of the fields that hold a record whose kind their hint leaves open."""
+    key: Any = kind
+    return _open(key)
+
+
+@cache
+def _open(kind: Any) -> frozenset[str]:
+    return frozenset(name for name, hint in record_hints(kind).items() if hint in OPEN_KINDS)
 
 
 def positional_fields(kind: type[Record]) -> frozenset[str]:

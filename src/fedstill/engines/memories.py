@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.errors import BadValue, RunFolderError, WireError
 from fedstill.core.node import SERVER
-from fedstill.core.records import NodeId, State
+from fedstill.core.records import NodeId, Record, State
 from fedstill.wire import codec
 
 
@@ -23,6 +23,7 @@ class Asleep(NamedTuple):
 
     file: Path
     kind: type[State]
+    held: tuple[type[Record], ...]  # the kinds of records in fields of any kind
 
 
 class Memories(MutableMapping[NodeId, State | None]):
@@ -130,11 +131,11 @@ class Memories(MutableMapping[NodeId, State | None]):
                 f"cannot put the memory of {node} aside in {folder}: {error.strerror or error}; "
                 "make room on the disk, or raise engine.memory_limit"
             ) from error
-        return Asleep(file, type(state))
+        return Asleep(file, type(state), tuple(state.held_kinds()))
 
     def _woken(self, node: NodeId, asleep: Asleep) -> State:
         try:
-            return codec.load(asleep.file, asleep.kind, device=self.device)
+            return codec.load(asleep.file, asleep.kind, device=self.device, held=asleep.held)
         except (OSError, WireError) as error:
             raise RunFolderError(
                 f"the memory of {node}, put aside in {asleep.file}, cannot be read back: {error}; "

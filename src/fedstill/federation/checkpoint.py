@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import BadValue, RunFolderError, WireError
-from fedstill.core.records import NodeId, State
+from fedstill.core.records import NodeId, Record, State
 from fedstill.wire import codec
 
 FORMAT = 1
@@ -124,10 +124,12 @@ def read(
     digest: str | None,
     into: MutableMapping[NodeId, State | None] | None = None,
     device: torch.device | str = "cpu",
+    held: Sequence[type[Record]] = (),
 ) -> Saved:
     """What a checkpoint holds, checked against its hashes and, unless None, the digest.
 
-    Memories are read one after the other, onto a device, into the place given for them.
+    Memories are read one after the other, onto a device, into the place given for them. What they
+    hold in fields of any kind is one of `held`.
     """
     path, states = Path(path), {} if into is None else into
     index = _index(path)
@@ -138,7 +140,7 @@ def read(
         )
     states.clear()
     for node, line in index["nodes"].items():
-        states[node] = _read_state(path, node, line, kinds, device)
+        states[node] = _read_state(path, node, line, kinds, device, held)
     states.update(dict.fromkeys(index.get("blank", ())))
     return Saved(index["round"], states, index["extra"], path)
 
@@ -150,12 +152,13 @@ def read_latest(
     digest: str | None,
     into: MutableMapping[NodeId, State | None] | None = None,
     device: torch.device | str = "cpu",
+    held: Sequence[type[Record]] = (),
 ) -> Saved | None:
     """The newest checkpoint that is not damaged; None where there is no checkpoint at all."""
     notes: list[str] = []
     for path in _complete(Path(folder)):
         try:
-            saved = read(path, kinds, digest=digest, into=into, device=device)
+            saved = read(path, kinds, digest=digest, into=into, device=device, held=held)
         except DamagedCheckpoint as error:
             notes.append(f"passed over: {error}")
         else:
@@ -198,7 +201,12 @@ def _write_state(folder: Path, node: NodeId, state: State) -> Transport:
 
 
 def _read_state(
-    path: Path, node: NodeId, line: Transport, kinds: Kinds, device: torch.device | str
+    path: Path,
+    node: NodeId,
+    line: Transport,
+    kinds: Kinds,
+    device: torch.device | str,
+    held: Sequence[type[Record]],
 ) -> State | None:
     if line["state"] is None:
         return None
@@ -219,7 +227,7 @@ def _read_state(
     if hashlib.sha256(data).hexdigest() != line["sha256"]:
         raise DamagedCheckpoint(f"{path} is damaged: {file.name} is not what was written")
     try:
-        return codec.decode(data, kind, limits=codec.OWN, device=device)
+        return codec.decode(data, kind, limits=codec.OWN, device=device, held=held)
     except WireError as error:
         raise RunFolderError(
             f"{file} is intact, but was written by other code: {error}; resume with the version "

@@ -7,7 +7,7 @@ Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu. DENSE: Data-Free One-Shot Federated Le
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -15,17 +15,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Adam, Data, Inbox, Lazy, Loop, Model, Node, Weights
+from fedstill.core import (
+    Adam,
+    Data,
+    Inbox,
+    Lazy,
+    Loop,
+    Message,
+    Model,
+    Node,
+    Weights,
+    at_clients,
+    at_server,
+)
 from fedstill.core.loop import Descent, Given, joined, moved_part
 from fedstill.core.mechanism import Gradient
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.generator_tuner import GeneratorTuner
+from fedstill.methods.finetune import FineTuner, Tuned
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Upsampling
-from fedstill.parts.lessons import VIEW, Drawn, Lesson, Losses, Room, Teaching, View, begun
+from fedstill.parts.label_distribution import alike
+from fedstill.parts.lessons import MOVES, Latent, Lesson, Losses, Networks, Teaching, View, begun
 from fedstill.parts.losses import row_divergences, transferability
+
+
+class Memory(Tuned):
+    """What the server remembers: the base's memory; in a stream, the generator too."""
+
+    image_generator: Weights | None
 
 
 class Found(NamedTuple):
@@ -38,7 +57,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dense(GeneratorTuner):
+class Dense(FineTuner):
     """Generator: CE of the mean logits + batch-norm statistics + disagreement with the student.
 
     As published (`pool`), each turn searches one batch of images with a new generator, noise
@@ -46,7 +65,6 @@ class Dense(GeneratorTuner):
     that is kept and makes new images for each step (`stream`). Clients count alike, labels too.
     """
 
-    uses_counts: ClassVar[bool] = False
     uses_statistics: ClassVar[bool] = True
     presets: ClassVar = {
         "one_shot": {  # with run.rounds = 1
@@ -76,23 +94,35 @@ class Dense(GeneratorTuner):
     synthesis: Literal["pool", "stream"] = "pool"
     pool: Count = 50  # batches; the oldest leave. It is a round's own
 
-    @property
-    def remembered(self) -> Mapping[str, Any]:
-        return super().remembered if self.synthesis == "stream" else {}
+    def server_state(self, server: Node[Any]) -> Memory:
+        stream = self.synthesis == "stream"
+        kept = self.generator(server.model).init(server.draw("images")) if stream else None
+        return Memory(self.held(server), kept)
 
-    def beginning(self, server: Node[Any]) -> dict[str, Any]:
-        return super().beginning(server) if self.synthesis == "stream" else {}
+    @at_clients
+    async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
+        """Train as the base method does."""
+        return await self.trained(client, inbox)
 
-    async def taught(
-        self, server: Node[Any], inbox: Inbox[Any], weights: Weights, own: dict[str, Any]
-    ) -> tuple[Weights, dict[str, Any]]:
+    @at_server
+    async def aggregate(self, server: Node[Memory], inbox: Inbox[Message]) -> None:
+        """Aggregate as the base method does, then teach the result by the clients' networks."""
+        heard = await self.aggregated(server, inbox)
+        if not heard or not self.iterations:
+            return
+        teaching = self.teaching(server, heard, *alike(len(heard), server.model.classes))
+        if self.synthesis == "pool":
+            server.state = server.state.taught(await self.from_a_pool(server, teaching))
+        else:
+            lessons = teaching.lessons_of(self.generator(server.model))
+            generator, weights = await self.in_turns(server, teaching, lessons)
+            server.state = server.state.taught(weights, image_generator=generator)
+
+    async def from_a_pool(self, server: Node[Memory], teaching: Teaching) -> Weights:
         """Search a batch of images, add it to the pool, pass over the pool; so many times."""
-        if self.synthesis == "stream":
-            return await super().taught(server, inbox, weights, own)
-        teaching = self.teaching(server, inbox)
         optimizer = self.student_optimizer(server.round)
-        learning = Descent(self.lesson_loss, teaching.room.student, optimizer)
-        student, losses = begun(learning, weights), Losses(server)
+        learning = Descent(self.lesson_loss, teaching.networks.student, optimizer)
+        student, losses = begun(learning, server.state.weights), Losses(server)
         rng, pool = server.rng("draws"), deque[tuple[Tensor, Tensor]](maxlen=self.pool)
         for turn in range(self.iterations):
             pool.append(await self.searched(server, rng, teaching, student[0], turn))
@@ -102,7 +132,7 @@ class Dense(GeneratorTuner):
             student = await Loop(learning, student, {}, lessons)
             losses.keep("distil_loss")
         losses.write()
-        return student[0], own
+        return student[0]
 
     async def searched(
         self, server: Node[Any], rng: torch.Generator, teaching: Teaching, student: Weights,
@@ -110,50 +140,50 @@ class Dense(GeneratorTuner):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The images of lowest loss on the way of a new generator and its noise, and labels."""
         maker, size = self.generator(server.model), self.generator_batch
-        (batch,) = self.drawn(server, rng, teaching.law, 1)
+        (batch,) = self.latents(server, rng, teaching.frequencies, 1)
         batch = batch._replace(labels=batch.labels.sort()[0])
-        views = self.views(server, rng, size, self.generator_steps)
+        moves = self.moves(server, rng, size, self.generator_steps)
         fresh = maker.init(server.draw(f"generator {turn}"))
         value = {**fresh, "noise": batch.noise}
-        searching = Search(teaching.room, maker, self.generator_optimizer(server.round))
+        searching = Search(teaching.networks, maker, self.generator_optimizer(server.round))
         blank = torch.zeros(size, *server.model.shape, device=server.device)
         start = Found(
             value, searching.optimizer.start(moved_part(value)), blank,
             torch.full((), torch.inf, device=server.device),
         )  # fmt: skip
         given = teaching.given(student)
-        found = await Loop(searching, start, given, [batch._replace(view=view) for view in views])
+        found = await Loop(searching, start, given, [batch._replace(moves=each) for each in moves])
         if turn == self.iterations - 1:
-            last = batch._replace(noise=found.value["noise"], view=views[-1])
+            last = batch._replace(noise=found.value["noise"], moves=moves[-1])
             with torch.no_grad():
-                view = teaching.room.view(maker, found.value, last, **given)
+                view = teaching.networks.view(maker, found.value, last, **given)
                 server.log(**self.generator_terms(view))
         return found.images, batch.labels
 
     def passed(
         self, server: Node[Any], rng: torch.Generator, teaching: Teaching, pool: Data
     ) -> Lazy[tuple[Lesson, ...]]:
-        """Every image of the pool once, in a view of its own, and what clients say of it."""
+        """Every image of the pool once, moved in a way of its own, and what clients say of it."""
         plan = pool.batches(self.generator_batch, rng)
-        views = self.views(server, rng, self.generator_batch, len(plan))
+        moves = self.moves(server, rng, self.generator_batch, len(plan))
 
         def make(step: int) -> tuple[Lesson, ...]:
             images, labels = plan[step]
-            images = augment.apply_each(images, views[step], only=VIEW)
+            images = augment.apply_each(images, moves[step], only=MOVES)
             return (teaching.lesson_on(images, labels),)
 
         return Lazy(len(plan), make)
 
-    def views(
+    def moves(
         self, server: Node[Any], rng: torch.Generator, images: int, steps: int
     ) -> list[augment.Draws]:
-        """A view of each image, for so many steps."""
+        """How each image is shown to the networks, for so many steps."""
         height, width = server.model.shape[1:]
         return [
             augment.Draws(*(part.to(server.device) for part in drawn))
             for drawn in (
                 augment.draw(
-                    rng, VIEW, groups=1, image=(height, width), mode="multi", per_image=images
+                    rng, MOVES, groups=1, image=(height, width), mode="multi", per_image=images
                 )
                 for _ in range(steps)
             )
@@ -186,10 +216,6 @@ class Dense(GeneratorTuner):
         loss = row_divergences(student, lesson.target, temperature=self.temperature).mean()
         return self.temperature**2 * loss if self.synthesis == "pool" else loss
 
-    def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
-        """Every client alike, every label alike."""
-        return torch.full((clients, classes), 1 / clients), torch.full((classes,), 1 / classes)
-
     def generator(self, model: Model) -> ImageGenerator:
         """Its own, or DFRD's without labels."""
         if self.synthesis == "pool":
@@ -206,19 +232,19 @@ class Dense(GeneratorTuner):
 class Search:
     """One step of an optimiser on a generator and its noise; the best images are kept."""
 
-    room: Room
+    networks: Networks
     maker: ImageGenerator
     optimizer: Adam
 
     def __call__(
-        self, carry: Found, given: Given, batch: Drawn, gradient: Gradient
+        self, carry: Found, given: Given, batch: Latent, gradient: Gradient
     ) -> tuple[Found, Tensor]:
         def scored(candidate: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
             notes: Weights = {}
             value = joined(carry.value, candidate)
             here = batch._replace(noise=value["noise"])
-            view = self.room.view(self.maker.train(notes), value, here, **given)
-            return self.room.tuner.generator_loss(view), (notes, view.images.detach())
+            view = self.networks.view(self.maker.train(notes), value, here, **given)
+            return self.networks.tuner.generator_loss(view), (notes, view.images.detach())
 
         grad, loss, (notes, images) = gradient(scored, moved_part(carry.value))
         moved, memory = self.optimizer.step(moved_part(carry.value), grad, carry.memory)

@@ -6,7 +6,7 @@ Learning. NeurIPS 2023. Equations 2 to 7.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Inbox, Lazy, Model, Node, Weights, algebra
+from fedstill.core import Inbox, Lazy, Model, Node, Weights, algebra, at_server
 from fedstill.core.ranges import Fraction, NonNegative, Share
-from fedstill.methods.generator_tuner import GeneratorTuner
+from fedstill.methods.finetune import Counted, FineTuner, Tuned, by_label_counts
 from fedstill.parts.image_generators import Deconvolution, Merge
-from fedstill.parts.label_distribution import dynamic_shares, label_distribution
-from fedstill.parts.lessons import Drawn, Lesson, Teaching, View
+from fedstill.parts.lessons import Latent, Lesson, View
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
 
 
+class Memory(Tuned):
+    """What the server remembers: the base's memory, the generator, its average over rounds."""
+
+    image_generator: Weights
+    average_generator: Weights
+
+
 @dataclass(frozen=True)
-class DFRD(GeneratorTuner):
+class DFRD(FineTuner):
     """The generator's loss is fidelity + β_tran · transferability + β_div · diversity.
 
     The student learns from the generator and from a copy, its exponential moving average over
@@ -41,23 +47,37 @@ class DFRD(GeneratorTuner):
     detached: bool = False  # transferability as in later code by the first author
     reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn
 
-    @property
-    def remembered(self) -> Mapping[str, Any]:
-        return {"image_generator": Weights, "average_generator": Weights}
+    def server_state(self, server: Node[Any]) -> Memory:
+        generator = self.generator(server.model).init(server.draw("images"))
+        return Memory(self.held(server), generator, generator)
 
-    def beginning(self, server: Node[Any]) -> dict[str, Any]:
-        generator = super().beginning(server)["image_generator"]
-        return {"image_generator": generator, "average_generator": generator}
+    @at_server
+    async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:
+        """Aggregate as the base method does, then teach the result by the clients' networks."""
+        heard = await self.aggregated(server, inbox)
+        if not heard or not self.iterations:
+            return
+        maker, average = self.generator(server.model), server.state.average_generator
+        teaching = self.teaching(server, heard, *by_label_counts(heard))
 
-    async def taught(
-        self, server: Node[Any], inbox: Inbox[Any], weights: Weights, own: dict[str, Any]
-    ) -> tuple[Weights, dict[str, Any]]:
-        """Turns of generator and student; then the average follows (eq. 6), statistics too."""
-        weights, own = await super().taught(server, inbox, weights, own)
-        average = algebra.moving_average(
-            own["average_generator"], own["image_generator"], self.average_decay
+        def lessons(
+            generator: Weights, some: Sequence[Latent], rng: torch.Generator
+        ) -> Lazy[tuple[Lesson, ...]]:
+            """Images of the generator, and of the average with noise and labels of their own."""
+            pairs = [(generator, some)]
+            if self.average_weight:
+                others = self.latents(server, rng, teaching.frequencies, len(some))
+                pairs.append((average, others))
+            return Lazy(
+                len(some),
+                lambda step: tuple(teaching.lesson(maker, w, each[step]) for w, each in pairs),
+            )
+
+        generator, weights = await self.in_turns(server, teaching, lessons)
+        average = algebra.moving_average(average, generator, self.average_decay)  # eq. 6
+        server.state = server.state.taught(
+            weights, image_generator=generator, average_generator=average
         )
-        return weights, {**own, "average_generator": average}
 
     def generator_terms(self, view: View) -> dict[str, Tensor]:
         """Equations 2 to 4."""
@@ -87,34 +107,13 @@ class DFRD(GeneratorTuner):
         ]
         return losses[0] + self.average_weight * sum(losses[1:])
 
-    def lessons(
-        self, server: Node[Any], rng: torch.Generator, teaching: Teaching, own: dict[str, Any],
-        draws: Sequence[Drawn],
-    ) -> Lazy[tuple[Lesson, ...]]:  # fmt: skip
-        """Images of the generator, and of the average with noise and labels of their own."""
-        now = super().lessons(server, rng, teaching, own, draws)
-        if not self.average_weight:
-            return now
-        maker = self.generator(server.model)
-        others = self.drawn(server, rng, teaching.law, len(draws))
-
-        def make(step: int) -> tuple[Lesson, ...]:
-            return (*now[step], teaching.lesson(maker, own["average_generator"], others[step]))
-
-        return Lazy(len(draws), make)
-
-    def drawn(
-        self, server: Node[Any], rng: torch.Generator, law: Tensor, steps: int
-    ) -> list[Drawn]:
+    def latents(
+        self, server: Node[Any], rng: torch.Generator, frequencies: Tensor, steps: int
+    ) -> list[Latent]:
         """Noise and labels of so many steps: a draw for each, or one for all."""
         if self.reuse_draws:
-            return super().drawn(server, rng, law, 1) * steps
-        return super().drawn(server, rng, law, steps)
-
-    def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
-        """Dynamic weighting and label sampling, from the labels used in this round."""
-        assert counts is not None
-        return dynamic_shares(counts), label_distribution(counts)
+            return super().latents(server, rng, frequencies, 1) * steps
+        return super().latents(server, rng, frequencies, steps)
 
     def generator(self, model: Model) -> Deconvolution:
         return self.made(Deconvolution, model, merge=self.merge)

@@ -23,6 +23,7 @@ from fedstill.core import (
     Method,
     Model,
     Node,
+    NodeId,
     State,
     Step,
     Weights,
@@ -31,6 +32,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.data import Plan
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
 from fedstill.parts.views import Views, viewed
 
@@ -100,10 +102,13 @@ class FedAvg(Method):
 
     def batches(self, client: Node[Any]) -> Batches[Batch]:
         """The batches of a client's round."""
-        plan = client.data.batches(
+        return viewed(self.plan(client), self.views, client)
+
+    def plan(self, client: Node[Any]) -> Plan:
+        """Which examples are in the batches of a client's round."""
+        return client.data.batches(
             self.batch_size, client.rng("order"), epochs=self.epochs, steps=self.round_steps
         )
-        return viewed(plan, self.views, client)
 
     def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
         """The local loss."""
@@ -112,6 +117,10 @@ class FedAvg(Method):
     @property
     def optimizer(self) -> SGD:
         return SGD(self.lr, self.momentum, self.weight_decay)
+
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        """The network whose weights a party sends; for the server, the one it keeps."""
+        return server.model
 
     def used(self, up: Up) -> int:
         """How many examples a client trained on in a round, repeats counted."""

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from fedstill.core import SGD, Adam, Model, Weights
+from fedstill.core import SGD, Adam, Inbox, Model, Node, Weights, at_server
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.generator_tuner import GeneratorTuner
+from fedstill.methods.finetune import Counted, FineTuner, Tuned, by_label_counts
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
-from fedstill.parts.label_distribution import dynamic_shares, label_distribution
 from fedstill.parts.lessons import Lesson, View
 from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
 
 
+class Memory(Tuned):
+    """What the server remembers: the base's memory, and the generator."""
+
+    image_generator: Weights
+
+
 @dataclass(frozen=True)
-class FedFTG(GeneratorTuner):
+class FedFTG(FineTuner):
     """Generator: Σ_i α_{i,y} (CE of client i - distance from client i to the student) + diversity.
 
     Images are hard where student and clients are far apart: by the mean absolute difference of
@@ -56,6 +61,20 @@ class FedFTG(GeneratorTuner):
     discrepancy_weight: NonNegative = 1.0
     diversity_weight: NonNegative = 1.0
     form: Literal["released", "compared"] = "released"  # the temperature is of the second
+
+    def server_state(self, server: Node[Any]) -> Memory:
+        generator = self.generator(server.model).init(server.draw("images"))
+        return Memory(self.held(server), generator)
+
+    @at_server
+    async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:
+        """Aggregate as the base method does, then teach the result by the clients' networks."""
+        heard = await self.aggregated(server, inbox)
+        if heard and self.iterations:
+            teaching = self.teaching(server, heard, *by_label_counts(heard))
+            lessons = teaching.lessons_of(self.generator(server.model))
+            generator, weights = await self.in_turns(server, teaching, lessons)
+            server.state = server.state.taught(weights, image_generator=generator)
 
     def generator_terms(self, view: View) -> dict[str, Tensor]:
         """Each client's row counts by its share of the label, as the paper has it.
@@ -97,11 +116,6 @@ class FedFTG(GeneratorTuner):
         if self.form == "released":
             return soft_cross_entropy(student, lesson.target)
         return -(lesson.target * log_softmax(student / self.temperature, 1)).sum(1).mean()
-
-    def weighed(self, counts: Tensor | None, clients: int, classes: int) -> tuple[Tensor, Tensor]:
-        """α_{i,y} = n_{i,y} / Σ_i n_{i,y}, and labels as often as clients used them."""
-        assert counts is not None
-        return dynamic_shares(counts), label_distribution(counts)
 
     def generator_optimizer(self, round: int) -> Adam:
         rate = self.generator_lr * self.rate_decay ** (round - 1)

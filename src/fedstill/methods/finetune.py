@@ -1,23 +1,40 @@
 """Fine-tuning: another method's rounds, after each of which its server's model is taught.
 
-How a base method and what is done after its `aggregate` are joined: which steps are played, what
-travels and is remembered besides, and whose messages count. How the server's model is taught is
-said by subclasses: see `generator_tuner`.
+What DFRD, DENSE and FedFTG share. A fine-tuner holds a base method and plays its steps: the
+server's memory holds the base's memory, a client's message holds the base's. After the base has
+aggregated, the server trains a generator of images against the clients' networks and its own, and
+teaches its own model with what they say of the images. The losses, the weights of clients and the
+frequencies of labels are each method's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Never
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Never,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 
 from fedstill.core import (
     SERVER,
+    SGD,
+    Adam,
     Addressed,
+    Exact,
     Inbox,
+    Loop,
     Message,
     Method,
     Model,
@@ -27,15 +44,78 @@ from fedstill.core import (
     State,
     Step,
     Weights,
+    at_clients,
+    at_server,
 )
-from fedstill.core.ranges import Whole
-from fedstill.core.records import extended, grown
+from fedstill.core.data import Plan
+from fedstill.core.loop import Descent
+from fedstill.core.method import memory_of
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
+from fedstill.core.records import Record
 from fedstill.methods.fedavg import FedAvg
-from fedstill.parts.label_distribution import Counted, miscounted
+from fedstill.parts.generators import ImageGenerator
+from fedstill.parts.label_distribution import (
+    counts_table,
+    dynamic_shares,
+    label_distribution,
+    miscounted,
+    used_labels,
+)
+from fedstill.parts.lessons import (
+    Latent,
+    Lesson,
+    Losses,
+    MakeLessons,
+    Networks,
+    Teaching,
+    View,
+    begun,
+    latents,
+)
+from fedstill.parts.losses import row_divergences
 from fedstill.parts.submodels import misfit
+from fedstill.parts.teachers import Ensemble
 
+G = TypeVar("G", bound=ImageGenerator)
 Role = Literal["fine_tune", "data_free"]
 FEDAVG = FedAvg()  # the base where no other is named
+
+
+class Tuned(State):
+    """What the server remembers: the base's memory; each method adds its generators."""
+
+    base: State
+
+    @property
+    def weights(self) -> Weights:
+        """Of the server's model."""
+        held: Any = self.base
+        return cast(Weights, held.weights)
+
+    def taught(self, weights: Weights, **own: Any) -> Self:
+        """The same with other weights of the server's model, and changes of the own fields."""
+        return self.replace(base=self.base.replace(weights=weights), **own)
+
+
+class Counted(Message):
+    """What a client of the base sends, and how many examples of each label it used."""
+
+    base: Message
+    label_counts: Exact  # [class]
+
+
+@runtime_checkable
+class Base(Protocol):
+    """What a method says that can be fine-tuned, beside what all do; FedAvg and its kin say it."""
+
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        """The network whose weights a party sends; for the server, the one it keeps."""
+
+    def plan(self, client: Node[Any]) -> Plan:
+        """Which examples are in the batches of a client's round; asked again, the same."""
+
+    def used(self, up: Any) -> int:
+        """How many examples a client trained on in a round, repeats counted."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +123,219 @@ class FineTuner(Method):
     """A base method of the steps broadcast, update, aggregate, and distillation after the last.
 
     As `data_free`, nothing is averaged: clients train on from their own models, which only they
-    overwrite, and the server's model learns from them alone.
+    overwrite, and the server's model learns from them alone. A method writes the step `aggregate`.
     """
 
-    uses_counts: ClassVar[bool] = True  # clients send how many examples of each label they used
+    uses_statistics: ClassVar[bool] = False  # losses look at the clients' batch norms
+    aggregate: ClassVar[Any]
 
     base: Method = FEDAVG
     role: Role = "fine_tune"
     iterations: Whole = 10  # turns of teaching in each round; none leaves the base
+    generator_steps: Count = 5
+    distil_steps: Count = 2
+    generator_batch: Annotated[int, Range(2)] = 64  # batch norm needs two
+    generator_lr: Positive = 2e-4
+    generator_width: Annotated[int, Range(2)] = 512
+    latent: Count = 100
+    distil_lr: Positive = 0.01
+    distil_momentum: Fraction = 0.0
+    distil_decay: NonNegative = 1e-4  # weight decay of the student
+    temperature: Positive = 10.0
 
     def faults(self) -> Sequence[str]:
         if not isinstance(self.base, Method):
             return ()
         wrong = unfit(self.base)
-        if not wrong and self.role == "data_free" and self._steps[1].remembers is not None:
+        if not wrong and self.role == "data_free" and self.base.each_round()[1].remembers:
             wrong = "its clients remember more than a model, so they cannot be played alone"
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
+
+    # The base's steps, played on the memory and the messages that it knows.
+
+    def each_round(self) -> Sequence[Step]:
+        broadcast, update, _ = self.base.each_round()
+        sends = Counted if self.update.sends is Counted else update.sends
+        taught = self.aggregate.narrowed(
+            reads=sends, sends=None, remembers=self.aggregate.remembers
+        )
+        if self.role == "data_free":
+            memory = memory_of(self.base, Place.SERVER)
+            return [self.update.narrowed(reads=None, sends=sends, remembers=memory), taught]
+        return [
+            self.broadcast.narrowed(reads=None, sends=broadcast.sends, remembers=Tuned),
+            self.update.narrowed(reads=update.reads, sends=sends, remembers=update.remembers),
+            taught,
+        ]
+
+    @property
+    def holds(self) -> Sequence[type[Record]]:
+        """The message and the memory of the base."""
+        kinds = (self.base.each_round()[1].sends, memory_of(self.base, Place.SERVER))
+        return [kind for kind in kinds if kind is not None]
+
+    def client_state(self, client: Node[Any]) -> State | None:
+        if self.role == "data_free":  # it begins as the base's server does
+            return self.base.server_state(client)
+        return self.base.client_state(client)
+
+    def held(self, server: Node[Any]) -> State:
+        """What the base's server remembers at the start."""
+        state = self.base.server_state(server)
+        assert state is not None  # `unfit` refuses a base whose server remembers nothing
+        return state
+
+    @at_server
+    async def broadcast(
+        self, server: Node[Tuned], inbox: Inbox[Never]
+    ) -> Message | Addressed[Message]:
+        """Send what the base method sends."""
+        return cast(Message, await self._as_base(0, server, inbox))
+
+    @at_clients
+    async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Counted:
+        """Train as the base method does; count the labels of the examples used."""
+        up = await self.trained(client, inbox)
+        counts = used_labels(self._base.plan(client), client.model.classes)
+        return Counted(up, counts.to(client.device))
+
+    async def trained(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
+        """What a client of the base sends; as data-free, of a base whose only client it is."""
+        broadcast, update, aggregate = self.base.each_round()
+        if self.role == "fine_tune":
+            return cast(Message, await update.played(client, inbox))
+        down = await broadcast.played(client, Inbox())
+        if isinstance(down, Addressed):
+            down = down[client.id]
+        trainee = client.remembering(self.base.client_state(client))
+        up = await update.played(trainee, Inbox({SERVER: down}))
+        await aggregate.played(client, Inbox({client.id: up}))
+        return cast(Message, up)
+
+    async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
+        """The messages that can be learnt from, after the base has aggregated them."""
+        for client, up in inbox.items():
+            if wrong := self.wrong(server, client, up):
+                server.reject(client, wrong)
+        if self.role == "fine_tune" and (heard := _accepted(server, inbox)):
+            await self._as_base(2, server, Inbox({who: of_base(up) for who, up in heard.items()}))
+        return _accepted(server, inbox)
+
+    def wrong(self, server: Node[Any], client: NodeId, up: Any) -> str | None:
+        """Why nothing can be learnt from what a client sent, or None."""
+        own = of_base(up)
+        wrong = misfit(self._base.network_for(server, client), own.weights)
+        if wrong or not isinstance(up, Counted):
+            return wrong
+        return miscounted(up.label_counts, server.model.classes, used=self._base.used(own))
+
+    async def _as_base(self, place: int, server: Node[Any], inbox: Inbox[Any]) -> Any:
+        """What a step of the base says; its memory is the one that ours holds."""
+        inner = server.remembering(server.state.base)
+        said = await self.base.each_round()[place].played(inner, inbox)
+        if inner.state is not server.state.base:
+            server.state = server.state.replace(base=inner.state)
+        return said
+
+    # Lessons.
+
+    async def in_turns(
+        self, server: Node[Any], teaching: Teaching, lessons: MakeLessons
+    ) -> tuple[Weights, Weights]:
+        """Generator and student after some turns of both.
+
+        Of each turn, some steps train the generator and then some the student. Optimisers remember
+        from turn to turn, and begin anew in each round.
+        """
+        maker, networks = self.generator(server.model), teaching.networks
+        inventing = Descent(networks.invention, maker, self.generator_optimizer(server.round))
+        learning = Descent(self.lesson_loss, networks.student, self.student_optimizer(server.round))
+        generator = begun(inventing, server.state.image_generator)
+        student = begun(learning, server.state.weights)
+        rng, losses = server.rng("draws"), Losses(server)
+        for _ in range(self.iterations):
+            steps = self.generator_steps
+            some = self.latents(server, rng, teaching.frequencies, steps + self.distil_steps)
+            given = teaching.given(student[0])
+            generator = await Loop(inventing, generator, given, some[:steps])
+            losses.keep("generator_loss")
+            student = await Loop(learning, student, {}, lessons(generator[0], some[steps:], rng))
+            losses.keep("distil_loss")
+        losses.write()
+        with torch.no_grad():
+            view = networks.view(maker, generator[0], some[0], **teaching.given(student[0]))
+            server.log(**self.generator_terms(view))
+        return generator[0], student[0]
+
+    def teaching(
+        self, server: Node[Any], heard: Mapping[NodeId, Any], shares: Tensor, frequencies: Tensor
+    ) -> Teaching:
+        """The clients' networks of a round side by side, each with its share [client, class]."""
+        student = self._base.network_for(server, SERVER)
+        teachers = Ensemble.of([self._base.network_for(server, client) for client in heard])
+        stacks = teachers.stacked([of_base(up).weights for up in heard.values()])
+        networks = Networks(self, student, teachers)
+        return Teaching(networks, stacks, shares.to(server.device), frequencies.cpu())
+
+    def latents(
+        self, server: Node[Any], rng: Generator, frequencies: Tensor, steps: int
+    ) -> list[Latent]:
+        """Noise and labels of so many steps."""
+        maker = self.generator(server.model)
+        return latents(maker, frequencies, rng, steps=steps, size=self.generator_batch)
+
+    def made(self, kind: Callable[..., G], model: Model, **more: Any) -> G:
+        """A kind of generator in the sizes of this method."""
+        return kind(
+            model.shape, model.classes, latent=self.latent, width=self.generator_width,
+            device=model.device, **more,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
+        if server.state.image_generator is None:
+            return None
+        maker, classes = self.generator(server.model), server.model.classes
+        labels = torch.arange(classes, device=server.device).repeat_interleave(per_class)
+        noise = maker.noise(server.rng("pictures"), len(labels)).to(server.device)
+        return maker.evaluating(server.state.image_generator, noise, labels), labels
+
+    # What a method says of itself.
+
+    def generator(self, model: Model) -> ImageGenerator:
+        """The generator of images for a model."""
+        raise TypeError(f"{type(self).__name__} must define generator()")
+
+    def generator_terms(self, view: View) -> dict[str, Tensor]:
+        """The terms of the generator's loss, by name, each a scalar."""
+        raise TypeError(f"{type(self).__name__} must define generator_terms()")
+
+    def generator_loss(self, view: View) -> Tensor:
+        """The generator's loss."""
+        raise TypeError(f"{type(self).__name__} must define generator_loss()")
+
+    def target(self, said: Tensor, shares: Tensor) -> Tensor:
+        """[image, class], what the student is to say, from logits and shares of the clients."""
+        return torch.einsum("ibc,ib->bc", said, shares)
+
+    def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
+        """KL(target ‖ student) at the temperature, mean over images."""
+        (lesson,) = batch
+        student = model(weights, lesson.images)
+        return row_divergences(student, lesson.target, temperature=self.temperature).mean()
+
+    def generator_optimizer(self, round: int) -> Adam:
+        return Adam(self.generator_lr, (0.5, 0.999))
+
+    def student_optimizer(self, round: int) -> SGD:
+        return SGD(self.distil_lr, self.distil_momentum, self.distil_decay)
+
+    # What the base says.
+
+    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
+        if isinstance(node.state, Tuned):
+            node = node.remembering(node.state.base)
+        return self.base.predict(node, x)
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return self.base.unfit(server, models)
@@ -71,128 +348,23 @@ class FineTuner(Method):
     def sends_examples(self) -> bool:
         return self.base.sends_examples
 
-    def each_round(self) -> Sequence[Step]:
-        broadcast, update, aggregate = self._steps
-        up, memory = self._up, aggregate.remembers
-        taught = aggregate.taken_over(
-            self, type(self).aggregate, reads=up, sends=None, remembers=self._memory
-        )
-        if self.role == "data_free":
-            alone = type(self).update_alone
-            return [
-                update.taken_over(self, alone, reads=None, sends=up, remembers=memory), taught
-            ]  # fmt: skip
-        if self.uses_counts:
-            update = update.taken_over(
-                self, type(self).update, reads=update.reads, sends=up, remembers=update.remembers
-            )
-        return [broadcast, update, taught]
-
-    def server_state(self, server: Node[Any]) -> State:
-        held = self.base.server_state(server)
-        assert held is not None  # `unfit` refuses a base whose server remembers nothing
-        return grown(held, self._memory, **self.beginning(server))
-
-    def client_state(self, client: Node[Any]) -> State | None:
-        if self.role == "data_free":  # it begins as the base's server does
-            return self.base.server_state(client)
-        return self.base.client_state(client)
-
-    async def update(self, client: Node[Any], inbox: Inbox[Any]) -> Message:
-        """Train as the base method does; count the labels of the examples used."""
-        client.data = counted = Counted(client.data.parts)
-        up = await self._steps[1].played(client, inbox)
-        return self._with_counts(client, counted, up)
-
-    async def update_alone(self, client: Node[Any], inbox: Inbox[Never]) -> Message:
-        """Train on from the own model, as a base method with one client; count the labels."""
-        broadcast, update, aggregate = self._steps
-        counted = Counted(client.data.parts)
-        trainee, keeper = copy(client), copy(client)
-        trainee.data, trainee.state = counted, self.base.client_state(client)
-        down = broadcast(keeper, Inbox())
-        if isinstance(down, Addressed):
-            down = down[client.id]
-        up = await update.played(trainee, Inbox({SERVER: down}))
-        await aggregate.played(keeper, Inbox({client.id: up}))
-        client.state = keeper.state
-        return self._with_counts(client, counted, up)
-
-    async def aggregate(self, server: Node[Any], inbox: Inbox[Any]) -> None:
-        """Aggregate as the base method does, then teach the result by the clients' networks."""
-        own = {name: getattr(server.state, name) for name in self.remembered}
-        for client, up in inbox.items():
-            if wrong := self.wrong(server, client, up):
-                server.reject(client, wrong)
-        if self.role == "fine_tune" and (heard := _accepted(server, inbox)):
-            await self._steps[2].played(server, heard)
-        held, heard = server.state, _accepted(server, inbox)
-        weights = held.weights
-        if self.iterations and heard:
-            weights, own = await self.taught(server, heard, weights, own)
-        server.state = grown(held, self._memory, weights=weights, **own)
-
-    def wrong(self, server: Node[Any], client: NodeId, up: Any) -> str | None:
-        """Why nothing can be learnt from what a client sent, or None."""
-        wrong = misfit(self.base.network_for(server, client), up.weights)
-        if wrong or not self.uses_counts:
-            return wrong
-        used = self.base.used(up) if isinstance(self.base, FedAvg) else None
-        return miscounted(up.label_counts, server.model.classes, used=used)
-
-    # What a fine-tuner says of itself.
-
     @property
-    def remembered(self) -> Mapping[str, Any]:
-        """What the server remembers besides the base's memory: names and types."""
-        return {}
+    def _base(self) -> Base:
+        return cast(Base, self.base)
 
-    def beginning(self, server: Node[Any]) -> dict[str, Any]:
-        """That memory at the start."""
-        return {}
 
-    async def taught(
-        self, server: Node[Any], inbox: Inbox[Any], weights: Weights, own: dict[str, Any]
-    ) -> tuple[Weights, dict[str, Any]]:
-        """The server's weights and that memory, after lessons by those whose messages count."""
-        raise TypeError(f"{type(self).__name__} must define taught()")
+def of_base(up: Any) -> Any:
+    """What a client of the base sent."""
+    return up.base if isinstance(up, Counted) else up
 
-    # What the base says.
 
-    def predict(self, node: Node[Any], x: Tensor) -> Tensor:
-        return self.base.predict(node, x)
+def by_label_counts(heard: Mapping[NodeId, Counted]) -> tuple[Tensor, Tensor]:
+    """Dynamic weighting and label sampling, from the labels used in a round.
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        return self.base.network_for(server, who)
-
-    @property
-    def _steps(self) -> Sequence[Step]:
-        return self.base.each_round()
-
-    @property
-    def _up(self) -> type[Message]:
-        """What clients send: as in the base method, with label counts where they are used."""
-        sent = self._steps[1].sends
-        assert sent is not None
-        if not self.uses_counts:
-            return sent
-        words = f"As {type(self.base).__name__}'s, and how many examples of each label were used."
-        return extended(sent, words, label_counts=Tensor)
-
-    @property
-    def _memory(self) -> type[State]:
-        """What the server remembers: as in the base method, and what is the method's own."""
-        kinds = [step.remembers for step in (self._steps[0], self._steps[2]) if step.remembers]
-        held = max(kinds, key=lambda kind: len(kind.__mro__), default=None)  # the one with most
-        assert held is not None
-        words = f"What the server of {type(self.base).__name__} remembers, and the generator."
-        return extended(held, words, **self.remembered)
-
-    def _with_counts(self, client: Node[Any], counted: Counted, up: Message) -> Message:
-        if not self.uses_counts:
-            return up
-        counts = counted.used(client.model.classes).to(client.device)
-        return grown(up, self._up, label_counts=counts)
+    τ_{i,y} = n_{i,y} / Σ_i n_{i,y} [client, class], and labels as often as clients used them.
+    """
+    counts = counts_table({client: up.label_counts for client, up in heard.items()})
+    return dynamic_shares(counts), label_distribution(counts)
 
 
 def unfit(base: Method) -> str | None:
@@ -205,15 +377,16 @@ def unfit(base: Method) -> str | None:
     places = [step.place for step in steps]
     if base.before() or base.after() or places != [Place.SERVER, Place.CLIENTS, Place.SERVER]:
         return "its rounds are not broadcast, update, aggregate"
-    sent, held = steps[1].sends, steps[2].remembers
-    if not _has_weights(sent) or not _has_weights(held):
+    if not _has_weights(steps[1].sends) or not _has_weights(memory_of(base, Place.SERVER)):
         return "its clients send no weights, so there are no networks to learn from"
+    if not isinstance(base, Base):
+        return "it must say network_for, plan and used, as FedAvg does"
     return None
 
 
-def _accepted(server: Node[Any], inbox: Inbox[Any]) -> Inbox[Any]:
+def _accepted(server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
     """The messages that no step has rejected."""
-    return Inbox({who: up for who, up in inbox.items() if who not in server.rejected})
+    return {who: up for who, up in inbox.items() if who not in server.rejected}
 
 
 def _has_weights(kind: type[Message] | type[State] | None) -> bool:

@@ -1,4 +1,4 @@
-"""Label counts: what each client learnt from, and the weights and label law that follow (DFRD).
+"""Label counts: what each client learnt from, and the weights and frequencies that follow (DFRD).
 
 Counts are of examples used in training: one that is used twice counts twice.
 """
@@ -6,35 +6,20 @@ Counts are of examples used in training: one that is used twice counts twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from fedstill.core.data import Data, Plan
+from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.records import NodeId
 
 
-@dataclass(frozen=True, eq=False)
-class Counted(Data):
-    """Data that keep the plans of batches made of them."""
-
-    plans: list[Plan] = field(default_factory=list)
-
-    def batches(
-        self, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
-    ) -> Plan:
-        plan = super().batches(size, rng, epochs=epochs, steps=steps)
-        self.plans.append(plan)
-        return plan
-
-    def used(self, classes: int) -> Tensor:
-        """[class], how many examples of each class the plans hold, repeats counted."""
-        rows = [row for plan in self.plans for row in plan.rows]
-        if not rows:
-            return torch.zeros(classes, dtype=torch.long)
-        return torch.bincount(self.labels[torch.cat(rows)].cpu(), minlength=classes)
+def used_labels(plan: Plan, classes: int) -> Tensor:
+    """[class], how many examples of each class a plan holds, repeats counted; on the host."""
+    if not plan.rows:
+        return torch.zeros(classes, dtype=torch.long)
+    return torch.bincount(plan.data.labels[torch.cat(plan.rows)].cpu(), minlength=classes)
 
 
 def miscounted(said: Tensor, classes: int, *, used: int | None = None) -> str | None:
@@ -68,3 +53,8 @@ def dynamic_shares(counts: Tensor) -> Tensor:
     """τ_{i,y} = n_{i,y} / Σ_i n_{i,y}, [client, class]; zero for a class that nobody used."""
     totals = counts.sum(0)
     return counts / torch.where(totals > 0, totals, torch.ones_like(totals))
+
+
+def alike(clients: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Equal shares of clients [client, class], and equal frequencies of labels [class]."""
+    return torch.full((clients, classes), 1 / clients), torch.full((classes,), 1 / classes)

@@ -1,29 +1,29 @@
-"""Lessons without data: what a generator draws, what networks say of it, what a student learns."""
+"""Lessons without data: what a generator makes, what networks say of it, what a student learns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedstill.core import Model, Node, Weights
+from fedstill.core import Lazy, Model, Node, Weights
 from fedstill.core.loop import Descent, moved_part
 from fedstill.parts.augment import Draws, apply_each
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.teachers import Ensemble, has_statistics
 
-VIEW = "crop_flip"  # a view of an image: moved a little, mirrored or not
+MOVES = "crop_flip"  # how images are shown to networks: moved a little, mirrored or not
 
 
-class Drawn(NamedTuple):
-    """What the generator makes images of."""
+class Latent(NamedTuple):
+    """What the generator makes a batch of images of."""
 
     noise: Tensor  # [image, number]
     labels: Tensor  # [image]
-    view: Draws | None = None  # how networks see the images, where not as they are
+    moves: Draws | None = None  # how images are shown to networks, where not as they are
 
 
 class View(NamedTuple):
@@ -50,6 +50,10 @@ class Lesson(NamedTuple):
     target: Tensor  # [image, class], what `target` makes of the clients' logits
 
 
+MakeLessons = Callable[[Weights, Sequence[Latent], torch.Generator], Lazy[tuple[Lesson, ...]]]
+"""The student's lessons of so many latents, from a generator's weights and further draws."""
+
+
 class Tuner(Protocol):
     """What lessons ask of a method; methods of equal values are equal."""
 
@@ -63,15 +67,15 @@ class Tuner(Protocol):
 
 
 @dataclass(frozen=True)
-class Room:
-    """The networks of a round without their weights; two with the same ones are equal."""
+class Networks:
+    """Student and teachers of a round, without weights; two with the same ones are equal."""
 
     tuner: Tuner
     student: Model
     teachers: Ensemble
 
     def invention(
-        self, maker: ImageGenerator, weights: Weights, batch: Drawn,
+        self, maker: ImageGenerator, weights: Weights, batch: Latent,
         student: Weights, teachers: list[Weights], shares: Tensor,
     ) -> Tensor:  # fmt: skip
         """The generator's loss; all other networks are at rest, and pass gradients to images."""
@@ -79,13 +83,13 @@ class Room:
         return self.tuner.generator_loss(view)
 
     def view(
-        self, maker: ImageGenerator, weights: Weights, batch: Drawn,
+        self, maker: ImageGenerator, weights: Weights, batch: Latent,
         student: Weights, teachers: list[Weights], shares: Tensor,
     ) -> View:  # fmt: skip
         """What everybody says of the generator's images."""
         images = maker(weights, batch.noise, batch.labels)
         inputs = maker.merged(weights, batch.noise, batch.labels)
-        shown = images if batch.view is None else apply_each(images, batch.view, only=VIEW)
+        shown = images if batch.moves is None else apply_each(images, batch.moves, only=MOVES)
         gaps = None
         if self.tuner.uses_statistics and any(map(has_statistics, teachers)):
             said, gaps = self.teachers.logits_and_gaps(teachers, shown)
@@ -98,26 +102,36 @@ class Room:
 class Teaching(NamedTuple):
     """Who teaches in a round: networks without and with weights, and what counts say."""
 
-    room: Room
+    networks: Networks
     stacks: list[Weights]
     shares: Tensor  # [client, class]
-    law: Tensor  # [class], of labels; on the host
+    frequencies: Tensor  # [class], of labels to be drawn; on the host
 
     def given(self, student: Weights) -> Mapping[str, Any]:
         """What stands still while the generator learns."""
         return {"student": student, "teachers": self.stacks, "shares": self.shares}
 
     @torch.no_grad()
-    def lesson(self, maker: ImageGenerator, weights: Weights, batch: Drawn) -> Lesson:
+    def lesson(self, maker: ImageGenerator, weights: Weights, batch: Latent) -> Lesson:
         """Images of a generator at rest, with the target of each."""
         images = maker.evaluating(weights, batch.noise, batch.labels)
         return self.lesson_on(images, batch.labels)
 
+    def lessons_of(self, maker: ImageGenerator) -> MakeLessons:
+        """What makes the student's lessons, each of images of the generator as it is by then."""
+
+        def made(
+            weights: Weights, some: Sequence[Latent], rng: torch.Generator
+        ) -> Lazy[tuple[Lesson, ...]]:
+            return Lazy(len(some), lambda step: (self.lesson(maker, weights, some[step]),))
+
+        return made
+
     @torch.no_grad()
     def lesson_on(self, images: Tensor, labels: Tensor) -> Lesson:
         """These images, with the target of each."""
-        said = self.room.teachers.logits(self.stacks, images)
-        return Lesson(images, self.room.tuner.target(said, self.shares[:, labels]))
+        said = self.networks.teachers.logits(self.stacks, images)
+        return Lesson(images, self.networks.tuner.target(said, self.shares[:, labels]))
 
 
 class Losses:
@@ -141,11 +155,11 @@ def begun(body: Descent, value: Weights) -> tuple[Weights, Any]:
     return value, body.optimizer.start(moved_part(value))
 
 
-def drawn(
-    maker: ImageGenerator, law: Tensor, rng: torch.Generator, *, steps: int, size: int
-) -> list[Drawn]:
-    """Noise, and labels by a law [class], of so many steps; drawn on the host."""
+def latents(
+    maker: ImageGenerator, frequencies: Tensor, rng: torch.Generator, *, steps: int, size: int
+) -> list[Latent]:
+    """Noise, and labels by their frequencies [class], of so many steps; drawn on the host."""
     noise = maker.noise(rng, steps, size).to(maker.device)
-    labels = torch.multinomial(law, steps * size, replacement=True, generator=rng)
+    labels = torch.multinomial(frequencies, steps * size, replacement=True, generator=rng)
     labels = labels.reshape(steps, size).to(maker.device)
-    return [Drawn(noise[step], labels[step]) for step in range(steps)]
+    return [Latent(noise[step], labels[step]) for step in range(steps)]

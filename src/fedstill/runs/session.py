@@ -97,7 +97,7 @@ def _resumed(
     with built.engine.states.spilling_to(folder / ASLEEP):
         saved = checkpoint.read_latest(
             checkpoints, state_kinds(recipe.method), digest=built.digest(),
-            into=built.engine.states, device=built.device,
+            into=built.engine.states, device=built.device, held=recipe.method.holds,
         )  # fmt: skip
         if saved is not None:
             _check_rounds(folder, recipe, saved)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.errors import WireError
-from fedstill.core.records import POSITIONAL, Record, Weights, record_hints
+from fedstill.core.records import OPEN_KINDS, POSITIONAL, Record, Weights, record_hints
 
 R = TypeVar("R", bound=Record)
 
@@ -38,6 +38,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 _METADATA = "__metadata__"
 _TENSOR = "tensor"  # stands in the JSON where the record has a tensor
+_KIND, _FIELDS = "kind", "fields"  # of a record whose kind its hint leaves open
 _ALIGNMENT = 8  # of the first tensor, in bytes from the start of the file
 _DEPTH = 32  # how far records, dicts and tuples may be nested
 _INTEGERS = range(-(2**63), 2**64)
@@ -101,16 +102,18 @@ def decode(
     *,
     limits: Limits = STRANGERS,
     device: torch.device | str = "cpu",
+    held: Sequence[type[Record]] = (),
     like: R | None = None,
 ) -> R:
     """The record that `encode` wrote, or a WireError that says what does not fit.
 
-    All of it is checked before memory is taken for the first tensor. Where `like` is given, every
-    tensor must also have the shape and dtype that it has there.
+    All of it is checked before memory is taken for the first tensor. A field hinted `Message` or
+    `State` must be one of the kinds `held`, which the method says (`Method.holds`). Where `like`
+    is given, every tensor must also have the shape and dtype that it has there.
     """
     view = memoryview(data).cast("B")
     plain, entries, body = _opened(view, kind.__name__, limits)
-    reader = _Reader(kind.__name__, entries)
+    reader = _Reader(kind.__name__, entries, held)
     skeleton: R = reader.value(kind, plain, "", 0)
     reader.finish(_hints(kind))
     if like is not None:
@@ -132,9 +135,20 @@ def finite(record: Record) -> list[str]:
     return [name for name, fine in zip(floats, good, strict=True) if not fine]
 
 
-def describe(kind: type[Record]) -> dict[str, str]:
-    """Field by field what a record holds, in words for people."""
-    return {name: _text(hint) for name, hint in _hints(kind).items()}
+def describe(kind: type[Record], held: Sequence[type[Record]] = ()) -> dict[str, str]:
+    """Field by field what a record holds, in words for people; as `floats` and `bytes` name them.
+
+    Where a field may be one of the kinds `held`, their fields stand in its place.
+    """
+    hints, described = _hints(kind), {}
+    for name, hint in hints.items():
+        choices = [choice for choice in held if hint in OPEN_KINDS and issubclass(choice, hint)]
+        for choice in choices:
+            for inner, text in describe(choice, held).items():
+                described[f"{name}.{inner}" if inner in hints else inner] = text
+        if not choices:
+            described[name] = _text(hint)
+    return described
 
 
 def save(record: Record, path: Path | str) -> None:
@@ -159,10 +173,11 @@ def load(
     *,
     limits: Limits = OWN,
     device: torch.device | str = "cpu",
+    held: Sequence[type[Record]] = (),
 ) -> R:
     """The record that `save` wrote."""
     try:
-        return decode(Path(path).read_bytes(), kind, limits=limits, device=device)
+        return decode(Path(path).read_bytes(), kind, limits=limits, device=device, held=held)
     except WireError as error:
         raise WireError(f"{path}: {error}") from error
 
@@ -186,6 +201,11 @@ class _Writer:
             if not _fits(value, hint):
                 _refuse(self.root, name, _text(hint), _shown(value))
             return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        if hint in OPEN_KINDS:
+            if not isinstance(value, hint) or type(value) in OPEN_KINDS:
+                _refuse(self.root, name, f"a kind of {_text(hint)}", _shown(value))
+            inside = self.plain(type(value), value, name, depth + 1)
+            return {_KIND: type(value).__name__, _FIELDS: inside}
         if _is_record(hint):
             if type(value) is not hint:
                 _refuse(self.root, name, _text(hint), _shown(value))
@@ -225,9 +245,10 @@ class _Writer:
 class _Reader:
     """Builds a record from its JSON; its tensors have shapes and types, but no memory yet."""
 
-    def __init__(self, root: str, entries: dict[str, Entry]):
+    def __init__(self, root: str, entries: dict[str, Entry], held: Sequence[type[Record]]):
         self.root = root
         self.entries = entries
+        self.held = held
         self.unread = dict.fromkeys(entries)
 
     def value(self, hint: Any, given: Any, name: str, depth: int) -> Any:
@@ -240,6 +261,8 @@ class _Reader:
             return self._tensor(given, name)
         if hint in _SCALARS:
             return self._scalar(hint, given, name)
+        if hint in OPEN_KINDS:
+            return self._one_of(hint, given, name, depth)
         if _is_record(hint):
             return self._record(hint, given, name, depth)
         if _is_dict(hint):
@@ -279,6 +302,16 @@ class _Reader:
             came = f"a tensor {name!r}" if name in self.entries else _shown(given)
             _refuse(self.root, name, _text(hint), came)
         return given
+
+    def _one_of(self, hint: type[Record], given: Any, name: str, depth: int) -> Record:
+        """A record of one of the kinds that may stand here, which says itself which it is."""
+        known = {kind.__name__: kind for kind in self.held if issubclass(kind, hint)}
+        wanted = f"one of {', '.join(known) or 'no kinds at all'}"
+        if not isinstance(given, dict) or set(given) != {_KIND, _FIELDS}:
+            _refuse(self.root, name, wanted, _shown(given))
+        if not isinstance(given[_KIND], str) or given[_KIND] not in known:
+            _refuse(self.root, name, wanted, _shown(given[_KIND]))
+        return self._record(known[given[_KIND]], given[_FIELDS], name, depth + 1)
 
     def _record(self, kind: type[Record], given: Any, name: str, depth: int) -> Record:
         if not isinstance(given, dict):

@@ -8,7 +8,7 @@ the bytes of the wire.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -213,8 +213,8 @@ def excuse(transport: Transport, error: Exception) -> None:
 class Letters:
     """Messages as bytes; one that several hear is written once."""
 
-    def __init__(self, kinds: list[type[Message]]):
-        self.kinds = kinds
+    def __init__(self, kinds: list[type[Message]], held: Sequence[type[Record]] = ()):
+        self.kinds, self.held = kinds, held
         self._written: dict[int, Letter] = {}
 
     def enclosed(
@@ -235,7 +235,13 @@ class Letters:
     def opened(self, letters: tuple[Letter, ...], device: torch.device) -> list[Message]:
         """The messages; one that several hear is one object again."""
         return [
-            codec.decode(as_bytes(one.data), self.kinds[one.kind], limits=codec.OWN, device=device)
+            codec.decode(
+                as_bytes(one.data),
+                self.kinds[one.kind],
+                limits=codec.OWN,
+                device=device,
+                held=self.held,
+            )
             for one in letters
         ]
 
@@ -258,14 +264,17 @@ def packed(state: State | None) -> Tensor | None:
 
 
 def unpacked(
-    data: Tensor | None, kind: type[State] | None, device: torch.device | str
+    data: Tensor | None,
+    kind: type[State] | None,
+    device: torch.device | str,
+    held: Sequence[type[Record]] = (),
 ) -> State | None:
     """The memory that `packed` wrote."""
     if data is None:
         return None
     if kind is None:
         raise RankError("a node remembers something, but no step hints its memory")
-    return codec.decode(as_bytes(data), kind, limits=codec.OWN, device=device)
+    return codec.decode(as_bytes(data), kind, limits=codec.OWN, device=device, held=held)
 
 
 def as_tensor(data: bytes) -> Tensor:

@@ -66,14 +66,14 @@ class RemoteMemories(Memories):
         super().__init__(own.limit, own.device)
         self.transport = transport
         self.owners = owners
-        self.kind = memory_of(method, Place.CLIENTS)
+        self.kind, self.held = memory_of(method, Place.CLIENTS), method.holds
         self._far: set[NodeId] = set()  # who remembers something, at another rank
 
     def __getitem__(self, node: NodeId) -> State | None:
         if node not in self._far:
             return super().__getitem__(node)
         answer = cast(Memory, ask_one(self.transport, self.rank_of(node), Recall(node)))
-        return unpacked(answer.data, self.kind, self.device)
+        return unpacked(answer.data, self.kind, self.device, self.held)
 
     def __setitem__(self, node: NodeId, state: State | None) -> None:
         if self.rank_of(node) == LEADER:
@@ -135,7 +135,7 @@ class Spread:
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox, each at its rank."""
         own, others = self._dealt(inboxes)
-        letters = Letters(self._kinds)
+        letters = Letters(self._kinds, self.inner.method.holds)
         questions: dict[int, Record] = {
             rank: Play(step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}))
             for rank, ids in others.items()
@@ -206,7 +206,7 @@ class Worker:
     ):
         self.engine, self.question, self.standing = engine, question, standing
         self.steps, self.kinds = _by_name(engine.method), _kinds(engine.method)
-        self.memory = memory_of(engine.method, Place.CLIENTS)
+        self.memory, self.held = memory_of(engine.method, Place.CLIENTS), engine.method.holds
 
     def answer(self, request: Record) -> Record:
         """What was asked for."""
@@ -222,7 +222,7 @@ class Worker:
             case Recall(node):
                 return Memory(packed(states[node]))
             case Remember(node, data):
-                states[node] = unpacked(data, self.memory, self.engine.device)
+                states[node] = unpacked(data, self.memory, self.engine.device, self.held)
             case Drop(node):
                 del states[node]
             case SpillTo(folder):
@@ -233,7 +233,7 @@ class Worker:
         return Done()
 
     def _played(self, request: Play) -> Played:
-        engine, letters = self.engine, Letters(self.kinds)
+        engine, letters = self.engine, Letters(self.kinds, self.held)
         messages = letters.opened(request.letters, engine.device)
         inboxes: dict[NodeId, Inbox[Any]] = {
             node: Inbox({sender: messages[place] for sender, place in places.items()})
