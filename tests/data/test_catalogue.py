@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import fedstill.data
-from data.made_up import grey_file
+from data.made_up import grey_file, image_set
 from fedstill.core.errors import DataError
-from fedstill.data import DATASETS, load
-from fedstill.data.partitions import ClassesPerClient
+from fedstill.data import DATASETS, Entry, clients, entry_of, load
+from fedstill.data.partitions import ClassesPerClient, Iid
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_list():
@@ -96,3 +96,52 @@ def test_what_clients_share_is_held_out_in_the_order_of_the_set_not_client_by_cl
 def test_all_or_nothing_cannot_be_held_out(share):
     with pytest.raises(DataError, match="between 0 and 1"):
         load("digits5", hold_out=share)
+
+
+def wards(*, data_dir=None, share=0.5):
+    """Two wards with one image each.
+
+    More is not said in the list.
+    """
+    images = np.zeros((4, 2, 2), np.uint8)
+    return clients({"a": (images, [0, 1] * 2), "b": (images, [0, 0, 1, 1])}, test_share=share)
+
+
+@pytest.fixture
+def entered(monkeypatch):
+    def enter(entry):
+        monkeypatch.setitem(DATASETS, "mine", entry)
+
+    return enter
+
+
+@pytest.mark.parametrize("kind", ["composed", "embedded", "file", "public", "own", "anything"])
+def test_the_table_alone_decides_what_is_loaded_whatever_kind_is_written_there(entered, kind):
+    entered(Entry(kind, "mine", wards, options=("share",)))
+    assert [site.name for site in load("mine").sites] == ["a", "b"]
+
+
+def test_a_function_is_entered_with_its_first_line_and_its_keywords(entered):
+    entry = entry_of(wards)
+    assert entry.description == "Two wards with one image each."
+    assert entry.options == ("share",)
+    entered(entry)
+    assert [len(site.test) for site in load("mine", share=0.25).sites] == [2, 2]
+    assert len(load("mine", partition=Iid(4)).sites) == 4
+
+
+def test_a_set_of_ones_own_may_be_one_set_that_a_partition_splits(entered):
+    entered(Entry("own code", "one set", lambda: image_set([0, 1] * 10)))
+    assert [site.name for site in load("mine").sites] == ["all"]
+    assert len(load("mine", partition=Iid(5)).sites) == 5
+
+
+def test_what_a_function_does_not_take_or_should_not_give_is_named(entered):
+    entered(entry_of(wards))
+    with pytest.raises(DataError, match="mine takes no size and no channels; leave it out"):
+        load("mine", size=8, channels=3)
+    with pytest.raises(DataError, match="unknown option of mine 'shares'; did you mean 'share'"):
+        load("mine", shares=1)
+    entered(Entry("own code", "nothing", lambda: {}))
+    with pytest.raises(DataError, match=r"mine must give a Collection or a LabelledSet.* a dict"):
+        load("mine")

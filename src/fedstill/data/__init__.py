@@ -1,6 +1,6 @@
 """Data: what there is, how it is split, and one door to it, `load`."""
 
-from fedstill.data.catalogue import DATASETS, Entry, load
+from fedstill.data.catalogue import DATASETS, Entry, entry_named, entry_of, load
 from fedstill.data.doors import clients, split, unlabelled
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import (
@@ -40,6 +40,8 @@ __all__ = [
     "counts_table",
     "counts_text",
     "described",
+    "entry_named",
+    "entry_of",
     "load",
     "partitioned",
     "pooled",
