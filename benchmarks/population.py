@@ -110,7 +110,7 @@ def measured(asked: dict[str, Any]) -> dict[str, Any]:
     """Run a recipe in this process; peak memory, and the times from round to round."""
     from fedstill import recipe as config
     from fedstill.logbook.environment import environment
-    from fedstill.runs import session as runs
+    from fedstill.runs import recipes as runs
 
     folder = Path(asked["folder"])
     engine = {} if asked["memory_limit"] is None else {"memory_limit": asked["memory_limit"]}

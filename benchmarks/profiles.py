@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedstill.commands import bench
 from fedstill.commands.bench import Case, Sizes
-from fedstill.core import precision
+from fedstill.engines.execution import engine_of
+from fedstill.federation.experiment import Experiment
 
 HERE = Path(__file__).resolve().parent
 PEAK = {"arithmetic": 989e12, "memory": 4.8e12}  # of an H200: half precision, bytes a second
@@ -52,8 +53,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="on a CPU, to see that it works")
     options = parser.parse_args()
     device = torch.device("cpu" if options.small else "cuda")
-    with bench.as_in_a_run():
-        loops = [profiled(name, case, device) for name, case in CASES.items()]
+    loops = [profiled(name, case, device) for name, case in CASES.items()]
     found = {
         "when": time.strftime("%Y-%m-%d"), "machine": bench.machine(), "peak": PEAK, "loops": loops,
     }  # fmt: skip
@@ -70,17 +70,18 @@ def profiled(name: str, case: Case, device: torch.device) -> dict[str, Any]:
     sizes = benchmark.sizes(small)
     case = replace(case, clients=min(case.clients, sizes.clients), record=not small)
     sizes = replace(sizes, clients=case.clients)
-    method, people = benchmark.method(sizes), bench.Crowd.of(sizes, device)
-    engine = case.made(method, people)
-    step, inboxes = bench.work_of(method, engine, people)
-    precision.use(case.precision)
-    for number in range(2):
-        engine.play(step, number, inboxes)
-    watched = ProfilerActivity.CPU if small else ProfilerActivity.CUDA
-    with profile(activities=[watched]) as seen:
-        began = bench.now(device)
-        engine.play(step, 2, inboxes)
-        seconds = bench.now(device) - began
+    experiment = Experiment(benchmark.method(sizes), bench.Crowd.of(sizes, device))
+    execution = case.execution(device)
+    engine = engine_of(experiment, execution)
+    with execution.applied(experiment.networks):
+        step, inboxes = bench.work_of(engine)
+        for number in range(2):
+            engine.play(step, number, inboxes)
+        watched = ProfilerActivity.CPU if small else ProfilerActivity.CUDA
+        with profile(activities=[watched]) as seen:
+            began = bench.now(device)
+            engine.play(step, 2, inboxes)
+            seconds = bench.now(device) - began
     steps = sizes.clients * sizes.steps
     kernels = [
         {

@@ -46,7 +46,7 @@ class System:
 
 SYSTEMS = {
     "fedstill-in_process": System("fedstill, in_process", "ours", {"engine": "in_process"}),
-    "fedstill-lanes": System("fedstill, lanes", "ours", {"engine": "lanes"}),
+    "fedstill-lanes": System("fedstill, lanes", "ours", {"engine": "streams"}),
     "fedstill-batched": System("fedstill, batched", "ours", {"engine": "batched"}),
     "plain": System("plain PyTorch loop", "plain", copies=0),
     "pfllib-style": System("PFLlib-style loop", "pfllib_style", copies=2),

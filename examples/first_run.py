@@ -14,7 +14,7 @@ from pathlib import Path
 from fedstill import recipe as config
 from fedstill.logbook.reader import read_run
 from fedstill.report.tables import comparison
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 
 TABLES = {
     "run": {"name": "first", "rounds": 3, "seed": 0, "device": "cpu", "pictures": False},

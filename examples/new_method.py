@@ -23,7 +23,7 @@ from fedstill.core.ranges import Fraction, Positive
 from fedstill.methods import METHODS, fedavg
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.report.tables import comparison
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 
 
 class Global(fedavg.Global):

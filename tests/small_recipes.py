@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,13 @@ from unittest.mock import patch
 import numpy as np
 
 from fedstill.commands.cli import main
+from fedstill.engines.execution import engine_of
+from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.cache import FolderCache
+from fedstill.federation.experiment import Experiment
+from fedstill.recipe.tables import Recipe
 from fedstill.recipe.toml import toml_text
+from fedstill.runs.recipes import prepared
 
 CLIENTS = ("east", "north", "west")
 CLASSES = 3
@@ -70,6 +77,23 @@ def images_recipe(folder: Path, method: dict[str, Any], **run: Any) -> Path:
     path = folder / "images.toml"
     path.write_text(toml_text(made))
     return path
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A recipe's objects, its virtual data made, and an engine that has not played yet."""
+
+    experiment: Experiment
+    engine: InProcess
+    cache: FolderCache
+    notes: Sequence[str]
+
+
+def ready(recipe: Recipe) -> Ready:
+    """What a run of a recipe would begin with."""
+    with prepared(recipe) as made:
+        engine = engine_of(made.experiment, made.execution, cache=made.cache)
+        return Ready(made.experiment, engine, made.cache, made.notes)
 
 
 @dataclass(frozen=True)

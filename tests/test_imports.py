@@ -29,7 +29,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "wire": ({"core", "wire"}, {"torch"}),
     "channels": ({"core", "channels"}, {"torch"}),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
-    "engines": ({"channels", "core", "wire", "engines"}, {"torch"}),
+    # What an experiment is they may know, not how its rounds are played.
+    "engines": (
+        {"channels", "core", "wire", "engines", "federation.experiment", "federation.population"},
+        {"torch"},
+    ),
     "federation": (
         {"channels", "core", "data", "wire", "logbook", "engines", "federation", "metrics"},
         {"torch", "numpy"},
@@ -130,26 +134,28 @@ def python(code: str) -> str:
 
 ONE_ROUND = """
 import torch
-from types import SimpleNamespace
 from fedstill.core import Data, Inbox
+from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
-from fedstill.engines.engine import Party
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party, Population
 from fedstill.engines.play.in_process import InProcess
 from fedstill.methods import METHODS
 from fedstill.models import MLP
 import fedstill.parts.balls, fedstill.parts.synthesis
 model = MLP((4,), 2)
 data = Data.of(torch.ones(6, 4), torch.tensor([0, 1] * 3))
-people = SimpleNamespace(
-    clients=["a", "b"], models={"a": model, "b": model}, public=Data(),
-    party=lambda node: Party(data, data, model),
-)
+class Two(Population):
+    clients, models, public = ["a", "b"], {"a": model, "b": model}, Data()
+    def __init__(self): pass
+    def on(self, device): return self
+    def party(self, node): return Party(data, data, model)
 for engine in (InProcess, Batched):
     method = METHODS["fedavg"](batch_size=2)
-    played = engine(method, people)
+    played = engine(Experiment(method, Two()), Execution(device="cpu"))
     broadcast, update, aggregate = method.each_round()
     down = played.play(broadcast, 1, {"server": Inbox()})["server"].message
-    ups = played.play(update, 1, {c: Inbox({"server": down}) for c in people.clients})
+    ups = played.play(update, 1, {c: Inbox({"server": down}) for c in "ab"})
     played.play(aggregate, 1, {"server": Inbox({c: up.message for c, up in ups.items()})})
     print(played.name, "ran")
 """

@@ -15,7 +15,6 @@ from fedstill import recipe as config
 from fedstill.commands import shift
 from fedstill.commands.cli import app
 from fedstill.core.errors import RecipeError
-from fedstill.recipe import build
 from fedstill.recipe.toml import toml_text
 
 TABLES = {
@@ -37,7 +36,7 @@ def test_the_wasserstein_distance_of_a_moved_cloud_is_the_way_it_moved() -> None
 def test_every_pair_of_clients_has_both_distances_before_and_after(tmp_path: Path) -> None:
     tables = {**TABLES, "run": {"cache_dir": str(tmp_path)}}
     (recipe,) = config.checked(tables)
-    real, distilled = shift.measured(build.Built(recipe), most=12)
+    real, distilled = shift.measured(recipe, most=12)
     rows = shift.pairs(real, distilled)
     assert len(rows) == 5 * 4 // 2
     assert all(len(cloud.labels) == 12 for cloud in (*real, *distilled))
@@ -54,7 +53,7 @@ def test_every_pair_of_clients_has_both_distances_before_and_after(tmp_path: Pat
 def test_a_recipe_without_virtual_data_is_refused_by_key() -> None:
     (recipe,) = config.checked({**TABLES, "data": {"name": "digits5"}})
     with pytest.raises(RecipeError, match=r"data\.virtual is missing"):
-        shift.measured(build.Built(recipe))
+        shift.measured(recipe)
 
 
 def test_the_command_prints_numbers_and_draws_the_map(tmp_path: Path) -> None:

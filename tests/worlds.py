@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from fedstill.core import Data, Model, NodeId, Pool
-from fedstill.core.data import Rows
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
-from fedstill.engines.engine import Engine, Party, autograd_gradient
+from fedstill.engines.engine import Engine, autograd_gradient
+from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party, Population
 from fedstill.federation.run import run
-from fedstill.federation.sampling import Everyone
 from fedstill.federation.topology import Complete
 from fedstill.logbook.writer import MemoryLog
 from fedstill.models import MLP, ConvNet
@@ -25,7 +25,7 @@ CLASSES = 3
 
 
 @dataclass
-class World:
+class World(Population):
     """A population that stands in memory."""
 
     parties: dict[NodeId, Party]
@@ -45,21 +45,18 @@ class World:
         sets = {id(party.test): party.test for party in self.parties.values()}
         return next(iter(sets.values())) if len(sets) == 1 else None
 
-    def on(self, device: str) -> World:
+    def on(self, device: torch.device | str) -> World:
         """The same federation with its data on a device."""
+        if torch.device(device).type == "cpu":
+            return self
         moved = {
-            name: Party(moved_data(party.data, device), party.test, party.model)
+            name: Party(party.data.to(device), party.test.to(device), party.model)
             for name, party in self.parties.items()
         }
-        return World(moved, self.server_model, moved_data(self.public, device))
+        return World(moved, self.server_model, self.public.to(device))
 
     def party(self, node: NodeId) -> Party:
         return Party(Data(), Data(), self.server_model) if node == SERVER else self.parties[node]
-
-
-def moved_data(data: Data, device: str) -> Data:
-    """The same examples on a device."""
-    return Data(tuple(Rows(pool.to(device), rows.to(device)) for pool, rows in data.parts))
 
 
 def examples(name: str, count: int, shape: tuple[int, ...], classes: Sequence[int]) -> Data:
@@ -112,24 +109,25 @@ def as_bytes(data: Data) -> Data:
 
 def experiment(method, world: World, rounds: int = 4, **options) -> Experiment:  # type: ignore[no-untyped-def]
     """Everybody takes part and hears everybody."""
-    options.setdefault("sampler", Everyone())
-    options.setdefault("hearing", Complete().graph(world.clients, 0))
+    options.setdefault("topology", Complete())
     return Experiment(method, world, rounds=rounds, **options)
+
+
+def engine_for(method, world: World, engine=InProcess, rounds: int = 4, **options):  # type: ignore[no-untyped-def]
+    """An engine on the host that has not played yet; options are its own or the experiment's."""
+    own = {k: options.pop(k) for k in ("absences", "cache") if k in options}
+    named = {f.name for f in fields(Execution)}
+    switches = {k: options.pop(k) for k in list(options) if k in named}
+    execution = Execution(**{"device": "cpu", **switches})
+    return engine(experiment(method, world, rounds, **options), execution, **own)
 
 
 def played(method, world: World, rounds: int = 4, engine=InProcess, **options):  # type: ignore[no-untyped-def]
     """The engine and the logbook after some rounds."""
     log = MemoryLog()
-    engine_options = {
-        k: options.pop(k)
-        for k in ("absences", "stack_at_most", "memory_limit", "compile")
-        if k in options
-    }
-    planned = experiment(method, world, rounds, **options)
-    engine_options["graph"] = getattr(planned.hearing, "neighbours", None)
-    made: Engine = engine(method, world, seed=options.get("seed", 0), **engine_options)
-    run(planned, made, log)
-    return made, log
+    playing: Engine = engine_for(method, world, engine, rounds, **options)
+    run(playing, log)
+    return playing, log
 
 
 def finished(steps: Coroutine[Any, Any, Any]) -> Any:

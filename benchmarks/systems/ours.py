@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -12,28 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill import recipe as config
-from fedstill.core import Data, Inbox, Model, Node, Weights, at_clients, precision
+from fedstill.core import Data, Inbox, Model, Node, Weights, at_clients
 from fedstill.core.model import Initial, Initials, conv_initial, linear_initial
 from fedstill.data import load
-from fedstill.engines.engine import Party
-from fedstill.engines.play.batched import Batched
-from fedstill.engines.play.in_process import InProcess
-from fedstill.engines.play.streams import Streams
+from fedstill.engines.execution import Execution, engine_of
 from fedstill.federation.experiment import Experiment
-from fedstill.federation.population import Population
+from fedstill.federation.population import Party, Population
 from fedstill.federation.run import Progress
 from fedstill.federation.run import run as play
-from fedstill.federation.sampling import Everyone
-from fedstill.federation.topology import Star
 from fedstill.logbook.writer import FolderLog
 from fedstill.methods.fedavg import Down, FedAvg, Up
 from fedstill.methods.virtual import Virtual
 from fedstill.models import MODELS, ConvNet
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 from work import PIECES, Rounds, Work, trained_accuracy
 
 VERSIONS = ("torch", "numpy")
-ENGINES = {"in_process": InProcess, "lanes": Streams, "batched": Batched}
 
 
 def run(work: Work) -> dict[str, object]:
@@ -124,20 +117,23 @@ class Echo(FedAvg):
         return Up({name: piece.clone() for name, piece in inbox.only().weights.items()}, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Crowd:
+class Crowd(Population):
     """Clients without examples."""
 
-    clients: list[str]
-    model: Model
-
-    @cached_property
-    def models(self) -> dict[str, Model]:
-        return dict.fromkeys(self.clients, self.model)
+    def __init__(self, clients: list[str], model: Model):
+        self._names, self.model = clients, model
+        self._own = dict.fromkeys(clients, model)
 
     @property
-    def public(self) -> Data:
-        return Data()
+    def clients(self) -> list[str]:
+        return self._names
+
+    @property
+    def models(self) -> dict[str, Model]:
+        return self._own
+
+    def on(self, device: object) -> Population:
+        return self
 
     def party(self, node: str) -> Party:
         return Party(Data(), Data(), self.model)
@@ -146,10 +142,9 @@ class Crowd:
 def overhead(work: Work) -> dict[str, object]:
     """Rounds in which nothing is learned: delivery, counting, logbook and the mean are left."""
     model = Travelling((1,), 1, work.floats // PIECES)
-    people = Crowd([f"client-{i:04d}" for i in range(work.clients)], model)
-    method = Echo()
-    hearing = Star().graph(people.clients, work.seed)
-    planned = Experiment(method, people, hearing, Everyone(), rounds=work.rounds, seed=work.seed)
+    population = Crowd([f"client-{i:04d}" for i in range(work.clients)], model)
+    experiment = Experiment(Echo(), population, rounds=work.rounds, seed=work.seed)
+    execution = Execution(work.engine, work.device, threads=torch.get_num_threads())
     clock = Rounds(work)
 
     def watch(progress: Progress) -> None:
@@ -160,8 +155,8 @@ def overhead(work: Work) -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder, FolderLog(Path(folder)) as log:
         log.rewind(-1)
-        engine = ENGINES[work.engine](method, people, device=work.device, seed=work.seed)
-        play(planned, engine, log, watch=watch)
+        with execution.applied(experiment.networks):
+            play(engine_of(experiment, execution), log, watch=watch)
     return clock.result(None)
 
 
@@ -171,22 +166,22 @@ def matching(work: Work) -> dict[str, object]:
     everybody = load(work.data_name, data_dir=work.data_dir, size=32, partition=alone, seed=0)
     model = ConvNet(everybody.shape, everybody.classes, width=work.width)
     (name,) = (site.name for site in everybody.sites)
-    people = Population(everybody, {name: model}, model, device=work.device)
+    population = Population(everybody, model)
+    execution = Execution(work.engine, work.device, work.precision, threads=torch.get_num_threads())
 
     def made(steps: int) -> tuple[Tensor, Tensor]:
         method = Virtual(
             work.per_class, steps, start="noise", pixel_lr=work.pixel_lr,
             pixel_momentum=work.pixel_momentum, real_batch=work.batch,
         )  # fmt: skip
-        engine = ENGINES[work.engine](method, people, device=work.device, seed=work.seed)
+        engine = engine_of(Experiment(method, population, seed=work.seed), execution)
         engine.play(method.warm_up, 1, {name: Inbox()})
         return engine.states[name].as_set().flat()
 
-    torch.backends.cudnn.deterministic = True  # as in a run
-    precision.use(work.precision)
-    made(10)  # what is prepared once
-    clock = Rounds(work)
-    clock.begin()
-    images, labels = made(work.rounds)
-    clock.end()
+    with execution.applied([model]):
+        made(10)  # what is prepared once
+        clock = Rounds(work)
+        clock.begin()
+        images, labels = made(work.rounds)
+        clock.end()
     return clock.result(trained_accuracy(images, labels, work, work.epochs))

@@ -19,7 +19,7 @@ from fedstill.federation import checkpoint
 from fedstill.methods import METHODS
 from fedstill.parts import synthesis
 from fedstill.recipe.toml import toml_text
-from fedstill.runs import session as runs
+from fedstill.runs import session
 from small_recipes import (
     CLIENTS,
     CONVNET,
@@ -70,7 +70,7 @@ NEAREST = [
     ("data.partition.kind=dirichlt", "unknown kind 'dirichlt'; did you mean 'dirichlet'?"),
     ("data.options.client=3", "unknown option of own 'client'; did you mean 'clients'?"),
     ("federation.bad_messages=stopp", "unknown choice 'stopp'; did you mean 'stop'?"),
-    ("engine.name=bathced", "unknown choice 'bathced'; did you mean 'batched'?"),
+    ("engine.name=bathced", "unknown engine 'bathced'; did you mean 'batched'?"),
     ("models.clients.easst.width=3", "models.clients.easst.width: unknown key 'width'"),
 ]
 
@@ -199,7 +199,7 @@ def test_a_fault_in_one_of_several_methods_names_its_place(tmp_path):
 def test_mixed_networks_are_refused_by_a_method_with_one_server_model(recipe, target):
     expect_refusal(
         "run", recipe, 'models.cycle=[{}, {hidden=[9]}]', "--out", target,
-        says="fedavg averages one network, but the clients' networks differ; leave out",
+        says="models: FedAvg averages one network, but the clients' networks differ; give",
     )  # fmt: skip
     said = fedstill("run", recipe, "models.clients.east.hidden=[9]", "method.name=local",
                     "--out", target)  # fmt: skip
@@ -271,7 +271,7 @@ def test_a_method_of_peers_is_refused_on_a_star(recipe, target, monkeypatch):
     monkeypatch.setitem(METHODS, "gossip", Gossip)
     made = tables(recipe.parent)
     recipe.write_text(toml_text({**made, "method": {"name": "gossip"}}))
-    says = 'federation.topology = "star": gossip speaks from client to client; use one of complete'
+    says = 'federation.topology = "star": Gossip speaks from client to client; use one of complete'
     expect_refusal("run", recipe, "federation.topology=star", "--out", target, says=says)
     assert not target.exists()
     assert fedstill("run", recipe, "--out", target, "federation.topology=ring").code == 0
@@ -469,7 +469,7 @@ def test_what_nobody_expected_keeps_its_traceback(recipe, target, monkeypatch):
     def bug(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(runs, "summarise", bug)
+    monkeypatch.setattr(session, "summarise", bug)
     with pytest.raises(KeyError, match="a bug"):
         fedstill("run", recipe, "--out", target)
 

@@ -21,11 +21,11 @@ import worlds
 from contract.small import small
 from fedstill.core import Message, Record
 from fedstill.core.method import Method, Place, check_protocol
-from fedstill.engines.engine import Party
 from fedstill.engines.loops import compiled
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation import checkpoint
+from fedstill.federation.population import Party
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
@@ -101,19 +101,19 @@ def check_resume(method: Method) -> None:
     world = world_for(method)
     straight, _ = worlds.played(method, world, ROUNDS)
     with TemporaryDirectory() as folder:
-        first = InProcess(method, world)
+        first = worlds.engine_for(method, world, rounds=2)
 
         def save(round: int) -> None:
             checkpoint.write(Path(folder), round, first.states, digest="d")
 
-        run(worlds.experiment(method, world, 2), first, MemoryLog(), save=save)
+        run(first, MemoryLog(), save=save)
         saved = checkpoint.read_latest(
             Path(folder), state_kinds(method), digest="d", held=method.holds
         )
     assert saved is not None and saved.round == 2
-    second = InProcess(method, world)
+    second = worlds.engine_for(method, world, rounds=ROUNDS)
     second.restore(saved.states)
-    run(worlds.experiment(method, world, ROUNDS), second, MemoryLog(), done=saved.round)
+    run(second, MemoryLog(), done=saved.round)
     assert_same(memories(straight), memories(second))
 
 
@@ -135,7 +135,7 @@ def check_part_time(method: Method) -> None:
     """One client awake, half awake, one away for rounds, one absent in mid-round: all work."""
     world = world_for(method)
     for sampler in (Sample(count=1), Sample(share=0.5), Scripted({2: ["c1"], 3: ["c1"]})):
-        engine, _ = worlds.played(method, world, ROUNDS, sampler=sampler)
+        engine, _ = worlds.played(method, world, ROUNDS, sampling=sampler)
         finite(engine)
     acting = [s for s in method.each_round() if s.place is Place.CLIENTS]
 

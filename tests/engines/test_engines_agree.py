@@ -7,8 +7,8 @@ step leaves behind: messages, memories and numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Never
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Never
 
 import pytest
 import torch
@@ -38,16 +38,20 @@ from fedstill.core import (
     trees,
 )
 from fedstill.core.errors import StepError
-from fedstill.engines.engine import Outcome, Party
+from fedstill.core.method import Place
+from fedstill.engines.engine import Outcome
+from fedstill.engines.execution import Execution
 from fedstill.engines.loops import compiled, recorded, stacks
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder, Replay, Unrecordable
 from fedstill.engines.loops.stacks import Stack, StackRecorder, shared_or_stacked
-from fedstill.engines.play import streams as lanes
+from fedstill.engines.play import streams
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.play.streams import Stream, Streams, StreamSet
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party
 from fedstill.models import MLP
-from worlds import CLASSES, World, examples, pictures, vectors
+from worlds import CLASSES, World, engine_for, examples, pictures, vectors
 
 TOLERANCE = 1e-5
 
@@ -66,6 +70,7 @@ class Invented(Method):
     """Clients train their own weights in some way and tell where they came."""
 
     lr: float = 0.1
+    scored: ClassVar[Place] = Place.CLIENTS
 
     def each_round(self) -> Sequence[Step]:
         return [self.learn]
@@ -276,7 +281,7 @@ def played(
     method: Method, world: World, engine: type[InProcess], rounds: int = 2, **options: Any
 ) -> tuple[list[Mapping[str, Outcome]], dict[str, State | None]]:
     """What every step of some rounds left, and what everybody remembers in the end."""
-    made = engine(method, world, seed=3, **options)
+    made = engine_for(method, world, engine, seed=3, **options)
     outcomes = [
         made.play(step, round, dict.fromkeys(world.clients, Inbox()))
         for round in range(1, rounds + 1)
@@ -422,7 +427,7 @@ class Failing(Invented):
 @pytest.mark.parametrize("where", ["before", "batches", "after"])
 def test_a_failure_names_method_step_node_and_round(engine: type[InProcess], where: str) -> None:
     method = Failing(where=where)
-    made = engine(method, vectors())
+    made = engine_for(method, vectors(), engine)
     with pytest.raises(StepError) as error:
         made.play(method.learn, 7, dict.fromkeys(["c0", "c1", "c2", "c3"], Inbox()))
     assert str(error.value) == (
@@ -437,7 +442,9 @@ def test_a_failure_names_method_step_node_and_round(engine: type[InProcess], whe
 def test_a_failure_that_everybody_shares_is_told_of_one(engine: type[InProcess]) -> None:
     method = Failing(where="objective")
     with pytest.raises(StepError, match=r"failed on c[01] in round 1: ValueError: broken"):
-        engine(method, vectors()).play(method.learn, 1, dict.fromkeys(["c0", "c1"], Inbox()))
+        engine_for(method, vectors(), engine).play(
+            method.learn, 1, dict.fromkeys(["c0", "c1"], Inbox())
+        )
 
 
 @pytest.mark.parametrize("engine", [InProcess, Batched])
@@ -457,14 +464,14 @@ def test_any_kind_of_failure_is_told_in_the_same_way(
 ) -> None:
     method = Failing(error=error)
     with pytest.raises(StepError, match=f"failed on c2 in round 1: {error.__name__}"):
-        engine(method, vectors()).play(method.learn, 1, {"c2": Inbox()})
+        engine_for(method, vectors(), engine).play(method.learn, 1, {"c2": Inbox()})
 
 
 @pytest.mark.parametrize("engine", [InProcess, Batched])
 @pytest.mark.parametrize("where", ["before", "batches", "after"])
 def test_the_memory_of_a_step_that_failed_is_not_kept(engine: type[InProcess], where: str) -> None:
     method = Failing(where=where)
-    made = engine(method, vectors())
+    made = engine_for(method, vectors(), engine)
     before = made.node("c2", 0, "look").state
     with pytest.raises(StepError):
         made.play(method.learn, 1, dict.fromkeys(["c1", "c2"], Inbox()))
@@ -558,10 +565,10 @@ def test_a_stack_too_large_for_memory_is_run_in_parts(
 
     monkeypatch.setattr(Stack, "run", cramped)
     world = vectors((20, 27, 23, 30, 8))
-    engine = Batched(Invented(), world)
+    engine = engine_for(Invented(), world, Batched)
     answers = engine.play(Invented().learn, 1, {client: Inbox() for client in world.clients})
     monkeypatch.undo()
-    whole = Batched(Invented(), world)
+    whole = engine_for(Invented(), world, Batched)
     for node, outcome in whole.play(
         Invented().learn, 1, {client: Inbox() for client in world.clients}
     ).items():
@@ -571,7 +578,7 @@ def test_a_stack_too_large_for_memory_is_run_in_parts(
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_lanes_that_memory_does_not_suffice_for_become_fewer(
+def test_streams_that_memory_does_not_suffice_for_become_fewer(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
@@ -579,16 +586,16 @@ def test_lanes_that_memory_does_not_suffice_for_become_fewer(
 
     def cramped(step: Callable[[], None]) -> Replay:
         recordings.append(step)
-        if len({id(lane) for lane in engine.road.lanes}) > most:
+        if len({id(stream) for stream in engine.road.streams}) > most:
             raise torch.OutOfMemoryError("no memory")
         return tried_once(step)
 
     world = vectors((20, 27, 23, 30, 8))
-    engine = Streams(Invented(), world)
+    engine = engine_for(Invented(), world, Streams)
     engine.road = StreamSet(lambda: Stream(Recorder(cramped)), 8, engine.notes)
     inboxes = {client: Inbox() for client in world.clients}
     answers = engine.play(Invented().learn, 1, inboxes)
-    for node, outcome in InProcess(Invented(), world).play(Invented().learn, 1, inboxes).items():
+    for node, outcome in engine_for(Invented(), world).play(Invented().learn, 1, inboxes).items():
         assert_equal(outcome.message, answers[node].message)
         assert outcome.numbers == pytest.approx(answers[node].numbers)
     assert engine.road.count <= most
@@ -596,10 +603,10 @@ def test_lanes_that_memory_does_not_suffice_for_become_fewer(
 
 
 class SideBySide(Streams):
-    """Every loop in a lane, on a CPU in a stand-in; fewer lanes than clients."""
+    """Every loop in a stream, on a CPU in a stand-in; fewer streams than clients."""
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **{**options, "lanes": 2})
+    def __init__(self, experiment: Experiment, execution: Execution, **options: Any):
+        super().__init__(experiment, replace(execution, streams=2), **options)
         if self.device.type == "cpu":
             self.road = StreamSet(lambda: Stream(Recorder(tried_once, compiler=self.compiler)), 2)
 
@@ -673,7 +680,7 @@ def test_compiled_loops_give_the_same(
 
 
 @pytest.mark.parametrize("least", [5, 6])
-def test_lanes_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Seen(Stack):
         def __init__(self, loops: Sequence[Loop[Any]], *more: Any):
             sizes.append(len(loops))
@@ -681,7 +688,7 @@ def test_lanes_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPatc
 
     sizes: list[int] = []
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
-    monkeypatch.setattr(lanes, "STACK", least)
+    monkeypatch.setattr(streams, "STACK", least)
     monkeypatch.setattr("fedstill.engines.play.batched.Stack", Seen)
     monkeypatch.setattr(MLP, "stacks_well", True)
     world = vectors((20, 27, 23, 30, 8))
@@ -705,12 +712,12 @@ def assert_equal(left: Any, right: Any) -> None:
 
 def test_a_step_is_recorded_once_for_each_shape_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
-    engine = Replayed(Invented(), vectors((20, 20, 20)), seed=3)
+    engine = engine_for(Invented(), vectors((20, 20, 20)), Replayed, seed=3)
     seen: list[Any] = []
     assert engine.recorder is not None
     engine.recorder.record = lambda step: seen.append(step) or tried_once(step)  # type: ignore[func-returns-value]
     for round in (1, 2):
-        engine.play(Invented().learn, round, dict.fromkeys(engine.everybody.clients, Inbox()))
+        engine.play(Invented().learn, round, dict.fromkeys(engine.population.clients, Inbox()))
     assert len(seen) == 2  # batches of 6, and the last of 2
 
 
@@ -719,7 +726,7 @@ def test_steps_with_batches_of_one_shape_are_recorded_together(
 ) -> None:
     monkeypatch.setattr(recorded, "TOGETHER", 4)
     world = vectors((59, 59))  # nine batches of 6 and one of 5
-    engine = Replayed(Invented(), world, seed=3)
+    engine = engine_for(Invented(), world, Replayed, seed=3)
     seen: list[int] = []
     assert engine.recorder is not None
 
@@ -735,10 +742,10 @@ def test_steps_with_batches_of_one_shape_are_recorded_together(
         return replay
 
     engine.recorder.record = counted
-    inboxes = dict.fromkeys(engine.everybody.clients, Inbox())
+    inboxes = dict.fromkeys(engine.population.clients, Inbox())
     found = engine.play(Invented().learn, 1, inboxes)
     assert seen == [4, 2, 2]  # for two clients: two fours, one alone, the last
-    plain = InProcess(Invented(), world, seed=3).play(Invented().learn, 1, inboxes)
+    plain = engine_for(Invented(), world, seed=3).play(Invented().learn, 1, inboxes)
     for node, outcome in plain.items():
         assert_equal(outcome.message, found[node].message)
 
@@ -747,7 +754,7 @@ def test_a_step_that_cannot_be_recorded_is_run_step_by_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
-    engine = Replayed(Invented(), vectors(), seed=3)
+    engine = engine_for(Invented(), vectors(), Replayed, seed=3)
     attempts: list[Any] = []
 
     def refuse(step: Callable[[], None]) -> Replay:
@@ -757,7 +764,7 @@ def test_a_step_that_cannot_be_recorded_is_run_step_by_step(
 
     assert engine.recorder is not None
     engine.recorder.record = refuse
-    found = engine.play(Invented().learn, 1, dict.fromkeys(engine.everybody.clients, Inbox()))
+    found = engine.play(Invented().learn, 1, dict.fromkeys(engine.population.clients, Inbox()))
     plain, _ = played(Invented(), vectors(), InProcess, rounds=1)
     assert_equal([o.message for o in plain[0].values()], [o.message for o in found.values()])
     assert len(attempts) == 1
@@ -765,8 +772,8 @@ def test_a_step_that_cannot_be_recorded_is_run_step_by_step(
 
 def test_short_loops_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "WORTHWHILE", 100)
-    engine = Replayed(Invented(), vectors(), seed=3)
-    engine.play(Invented().learn, 1, dict.fromkeys(engine.everybody.clients, Inbox()))
+    engine = engine_for(Invented(), vectors(), Replayed, seed=3)
+    engine.play(Invented().learn, 1, dict.fromkeys(engine.population.clients, Inbox()))
     assert engine.recorder is not None and not engine.recorder.known
 
 

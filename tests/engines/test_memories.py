@@ -185,7 +185,7 @@ def rows(log: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_ends_alike_with_memories_on_disk(name: str) -> None:
-    options = {"rounds": 3, "sampler": Sample(count=2)}
+    options = {"rounds": 3, "sampling": Sample(count=2)}
     plain, log = worlds.played(small(METHODS[name]), worlds.pictures(), **options)
     tight, tight_log = worlds.played(
         small(METHODS[name]), worlds.pictures(), memory_limit=0, **options
@@ -200,7 +200,7 @@ def test_every_method_ends_alike_with_memories_on_disk(name: str) -> None:
 @pytest.mark.parametrize("limit", [0, 1000])
 def test_stacked_clients_end_alike_with_memories_on_disk(name: str, limit: int) -> None:
     world = worlds.vectors([10] * 12)
-    options = {"rounds": 4, "sampler": Sample(count=5), "engine": Batched}
+    options = {"rounds": 4, "sampling": Sample(count=5), "engine": Batched}
     plain, log = worlds.played(small(METHODS[name]), world, **options)
     tight, tight_log = worlds.played(small(METHODS[name]), world, memory_limit=limit, **options)
     assert memories(plain) == memories(tight)

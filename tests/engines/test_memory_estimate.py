@@ -16,10 +16,9 @@ from fedstill.engines import allocator as host
 from fedstill.engines.loops import memory_estimate as room
 from fedstill.engines.loops.stacks import Stack
 from fedstill.engines.play.batched import Batched
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.local import Local
 from fedstill.models import MLP
-from worlds import vectors
+from worlds import engine_for, vectors
 
 
 def objective(model: Model, weights: Weights, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -83,13 +82,13 @@ def test_stacks_are_as_large_as_memory_allows(
         left = int(2.5 * 1000 * room.MARGIN)
     monkeypatch.setattr(room, "memory_left", lambda: left)
     monkeypatch.setattr(Stack, "run", seen)
-    engine = Batched(method, world)
+    engine = engine_for(method, world, Batched)
     step = next(iter(method.each_round()))
     found = [engine.play(step, round, inboxes) for round in (1, 2)][-1]
     assert sizes == expected * 2
     told = [note for note in engine.notes if "by the memory that is free" in note]
     assert len(told) == (expected != [5])
-    plain = InProcess(method, world)
+    plain = engine_for(method, world)
     for node, outcome in [plain.play(step, round, inboxes) for round in (1, 2)][-1].items():
         assert outcome.numbers == pytest.approx(found[node].numbers, rel=1e-4)
 

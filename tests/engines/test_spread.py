@@ -27,6 +27,7 @@ from fedstill.core.errors import RankError
 from fedstill.core.method import Method, at_clients
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
+from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks import protocol as talk
@@ -36,7 +37,6 @@ from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
-from fedstill.recipe.build import chosen_device
 from fedstill.recipe.tables import values
 from fedstill.recipe.toml import toml_text
 from small_recipes import CLIENTS, CONVNET, contents, fedstill, last_weights, metrics, tables
@@ -70,21 +70,18 @@ def played(
     method: Any, world: Any, ranks: int = 2, kind: Any = InProcess, **options: Any
 ) -> Iterator[tuple[Spread, MemoryLog]]:
     """The engine and the logbook after two rounds over some ranks."""
-    settings = {k: options.pop(k) for k in ("absences", "memory_limit") if k in options}
-    planned = worlds.experiment(method, world, 2, **options)
-    settings["graph"] = planned.hearing.neighbours  # type: ignore[attr-defined]
-    engines = [kind(method, world, **settings) for _ in range(ranks)]
-    with spread(engines, partial(scores, planned)) as engine:
+    engines = [worlds.engine_for(method, world, kind, 2, **options) for _ in range(ranks)]
+    with spread(engines, partial(scores, engines[1].experiment, world)) as engine:
         log = MemoryLog()
-        run(planned, engine, log)
+        run(engine, log)
         yield engine, log
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_over_two_ranks_equals_itself_on_one(name: str) -> None:
     method, world, sampler = small(METHODS[name]), worlds.pictures(), Sample(count=2)
-    alone, log = worlds.played(method, world, 2, sampler=sampler)
-    with played(method, world, sampler=sampler) as (both, other):
+    alone, log = worlds.played(method, world, 2, sampling=sampler)
+    with played(method, world, sampling=sampler) as (both, other):
         assert rows(other) == rows(log)
         assert_equal(tensors(alone), tensors(both))
 
@@ -197,7 +194,6 @@ def test_a_message_for_many_crosses_to_a_rank_once() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_failure_is_raised_when_all_have_answered(ranks: int) -> None:
     method, world = small(METHODS["local"]), worlds.vectors()
-    planned = worlds.experiment(method, world, 2)
     broken = owners(world.clients, ranks)
 
     class Fails(InProcess):
@@ -206,16 +202,16 @@ def test_a_failure_is_raised_when_all_have_answered(ranks: int) -> None:
                 raise ValueError("no more")
             return super()._run(loop, node)
 
-    engines: list[InProcess] = [Fails(method, world) for _ in range(ranks)]
-    with spread(engines, partial(scores, planned)) as engine:
+    engines = [worlds.engine_for(method, world, Fails, 2) for _ in range(ranks)]
+    with spread(engines, partial(scores, engines[1].experiment, world)) as engine:
         with pytest.raises(RankError, match=rf"rank {ranks - 1}: Local.learn failed on .*no more"):
-            run(planned, engine, MemoryLog())
-        run(planned, engine, MemoryLog(), done=1)  # nobody is left with an old answer
+            run(engine, MemoryLog())
+        run(engine, MemoryLog(), done=1)  # nobody is left with an old answer
 
 
 def test_a_question_at_the_wrong_time_and_a_bug_are_answered_too() -> None:
     method, world = small(METHODS["local"]), worlds.vectors()
-    with spread([InProcess(method, world), InProcess(method, world)]) as engine:
+    with spread([worlds.engine_for(method, world), worlds.engine_for(method, world)]) as engine:
         with pytest.raises(RankError, match="rank 1: it was asked for Done at the wrong time"):
             talk.ask_one(engine.transport, 1, talk.Done())
         with pytest.raises(RankError, match=r"(?s)rank 1: Traceback.*KeyError: 'nobody'"):
@@ -358,19 +354,19 @@ def test_a_rank_without_an_address_of_the_others_says_what_to_do(
 def test_the_ranks_of_a_machine_sit_at_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [str(chosen_device("auto", local_rank)) for local_rank in range(3)] == [
-        "cuda:0",
-        "cuda:1",
-        "cuda:0",
-    ]
-    assert str(chosen_device("cuda", 1)) == "cuda:1"
-    assert str(chosen_device("cuda:0", 1)) == "cuda:0"  # as the recipe says
-    assert str(chosen_device("cuda")) == "cuda"
-    assert str(chosen_device("cpu", 1)) == "cpu"
+
+    def at(name: str, local_rank: int) -> str:
+        return str(Execution(device=name).at(local_rank).torch_device)
+
+    assert [at("auto", local_rank) for local_rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert at("cuda", 1) == "cuda:1"
+    assert at("cuda:0", 1) == "cuda:0"  # as was asked for
+    assert str(Execution(device="cuda").torch_device) == "cuda"
+    assert at("cpu", 1) == "cpu"
 
 
 def test_memories_lie_in_the_run_folder_where_a_rank_sees_it(tmp_path: Path) -> None:
-    engine = InProcess(small(METHODS["local"]), worlds.vectors())
+    engine = worlds.engine_for(small(METHODS["local"]), worlds.vectors())
     for run_folder, seen in ((tmp_path / "elsewhere", None), (tmp_path, tmp_path)):
         lies_in = run_folder / "asleep" / "rank-1"
         assert isinstance(Worker(engine).answer(talk.SpillTo(str(lies_in))), talk.Done)
@@ -390,7 +386,7 @@ def _silent(method: Any, client: Node[Own], inbox: Inbox[Never]) -> None:
 
 def test_two_different_steps_of_one_name_are_refused() -> None:
     with pytest.raises(RankError, match="Twice has two different steps speak"):
-        Worker(InProcess(Twice(), worlds.vectors()))
+        Worker(worlds.engine_for(Twice(), worlds.vectors()))
 
 
 def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:

@@ -14,17 +14,15 @@ from torch import Tensor
 
 from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.data.sites import Collection, Examples, Site
-from fedstill.engines.engine import Party
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.evaluate import evaluate, score
-from fedstill.federation.population import Population
+from fedstill.federation.population import Party, Population
 from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise
 from fedstill.methods.local import Local
 from fedstill.metrics import ALWAYS, chosen
 from fedstill.metrics.measured import CHUNK
 from fedstill.models import MLP, ConvNet
-from worlds import World, experiment, vectors
+from worlds import World, engine_for, vectors
 
 MODEL = MLP((1,), 3, hidden=(2,))
 # What each client's model says whatever it sees; classes of each client's four test examples.
@@ -87,10 +85,10 @@ def world() -> World:
     return World({n: Party(nothing, labelled(y), MODEL) for n, y in TESTS.items()}, MODEL)
 
 
-def scores(method: Method, people: Any, acted: Sequence[str] = "abc", **options: Any) -> Rows:
-    engine = InProcess(method, people)
+def scores(method: Method, population: Any, acted: Sequence[str] = "abc", **options: Any) -> Rows:
+    engine = engine_for(method, population, **options)
     engine.restore(dict.fromkeys(acted))
-    return Rows(list(evaluate(experiment(method, people, **options), engine, 1)), [], [])
+    return Rows(list(evaluate(engine, 1)), [], [])
 
 
 def test_each_model_on_each_test_set_gives_the_averages_of_the_papers():
@@ -128,9 +126,9 @@ def test_a_server_is_scored_on_every_test_set_and_averaged_without_weights():
 
 
 def test_clients_can_be_scored_beside_the_server_each_on_its_own_test_set():
-    engine = InProcess(Both(), world())
+    engine = engine_for(Both(), world())
     engine.restore({"a": State(), "b": None, "c": State()})
-    rows = Rows(list(evaluate(experiment(Both(), world()), engine, 1)), [], [])
+    rows = Rows(list(evaluate(engine, 1)), [], [])
     found = {(row.node, row.target) for row in rows.metrics}
     assert found == {(SERVER, t) for t in "abc"} | {("a", "a"), ("c", "c")}
     summary = summarise(rows)
@@ -154,24 +152,24 @@ def test_only_clients_that_have_acted_are_scored():
 
 
 def test_a_client_without_test_examples_is_passed_over():
-    people = world()
-    people.parties["b"] = Party(labelled([0]), Data(), MODEL)
-    assert {row.target for row in scores(Central(), people).metrics} == {"a", "c"}
+    population = world()
+    population.parties["b"] = Party(labelled([0]), Data(), MODEL)
+    assert {row.target for row in scores(Central(), population).metrics} == {"a", "c"}
 
 
 def sites(shared: bool) -> Population:
     """Three clients of one pool, with one test set or with three equal ones."""
 
-    def made() -> Examples:
+    def drawn() -> Examples:
         return Examples(np.zeros((4, 1, 1, 1), np.uint8), np.array([0, 0, 1, 2], np.int64))
 
-    pool, test = made(), made()
+    pool, test = drawn(), drawn()
     each = tuple(
-        Site(name, pool, np.array([i], np.int64), test if shared else made(), (0.5,), (0.5,))
+        Site(name, pool, np.array([i], np.int64), test if shared else drawn(), (0.5,), (0.5,))
         for i, name in enumerate("abc")
     )
     collection = Collection("three", each, ("0", "1", "2"))
-    return Population(collection, dict.fromkeys("abc", MODEL), MODEL)
+    return Population(collection, MLP)
 
 
 @pytest.mark.parametrize(("shared", "examples"), [(True, 4), (False, 12)])
@@ -182,27 +180,30 @@ def test_a_test_set_that_clients_share_is_passed_once(shared, examples):
 
 
 def test_clients_that_normalise_differently_do_not_share_a_pass():
-    people = sites(shared=True)
-    first = people.collection.sites[0]
+    data = sites(shared=True).data
+    assert data is not None
+    first = data.sites[0]
     other = Site("b", first.pool, first.rows, first.test, (0.1,), (0.5,))
     collection = Collection("two", (first, other), ("0", "1", "2"))
-    scores(Central(), Population(collection, dict.fromkeys("ab", MODEL), MODEL), acted="ab")
+    scores(Central(), Population(collection, MLP), acted="ab")
     assert calls == [(SERVER, 8)]
 
 
 def test_two_parts_of_one_pool_are_two_test_sets():
     whole = labelled([0, 0, 1, 1])
     ((pool, rows),) = whole.parts
-    people = world()
+    population = world()
     for name, part in (("a", rows[:2]), ("b", rows[2:])):
-        people.parties[name] = Party(whole, Data((type(whole.parts[0])(pool, part),)), MODEL)
-    found = {r.target: r.value for r in scores(Central(), people).metrics if r.name == "accuracy"}
+        population.parties[name] = Party(whole, Data((type(whole.parts[0])(pool, part),)), MODEL)
+    found = {
+        r.target: r.value for r in scores(Central(), population).metrics if r.name == "accuracy"
+    }
     assert (found["a"], found["b"]) == (1, 0)
 
 
 def test_a_large_test_set_is_passed_in_chunks_with_the_same_result():
     labels = [0] * CHUNK + [1] * 10
-    node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
+    node = engine_for(Stubborn(), world()).node("a", 1, "evaluate")
     (found,) = score(Stubborn(), node, [labelled(labels)], BOTH)
     assert found["accuracy"] == CHUNK / (CHUNK + 10)
     assert calls == [("a", CHUNK), ("a", 10)]
@@ -211,7 +212,7 @@ def test_a_large_test_set_is_passed_in_chunks_with_the_same_result():
 def test_small_sets_go_through_a_model_together_with_the_same_results():
     sizes = [3, CHUNK - 4, 2, CHUNK + 1, 5, 1]
     tests = [labelled([0] * (size // 2) + [1] * (size - size // 2)) for size in sizes]
-    node = InProcess(Stubborn(), world()).node("a", 1, "evaluate")
+    node = engine_for(Stubborn(), world()).node("a", 1, "evaluate")
     found = score(Stubborn(), node, tests, BOTH)
     assert [count for _, count in calls] == [CHUNK - 1, 2, CHUNK, 7]
     assert [each["accuracy"] for each in found] == [size // 2 / size for size in sizes]
@@ -227,8 +228,8 @@ def test_sets_stay_apart_where_answers_depend_on_the_batch():
     tests = [
         Data.of(torch.randn(6, 1, 4, 4, generator=rng) + i, torch.arange(6) % 3) for i in (0, 5)
     ]
-    people = World({"a": Party(tests[0], tests[0], net)}, net)
-    node = InProcess(Local(), people).node("a", 1, "evaluate")
+    population = World({"a": Party(tests[0], tests[0], net)}, net)
+    node = engine_for(Local(), population).node("a", 1, "evaluate")
     together, (first,), (second,) = (
         score(Local(), node, sets, BOTH) for sets in (tests, tests[:1], tests[1:])
     )
@@ -236,8 +237,8 @@ def test_sets_stay_apart_where_answers_depend_on_the_batch():
 
 
 def test_scoring_changes_no_memory_and_draws_nothing():
-    people = vectors()
+    population = vectors()
     before = torch.get_rng_state()
-    rows = scores(Stubborn(), people, acted=people.clients)
+    rows = scores(Stubborn(), population, acted=population.clients)
     assert len(rows.metrics) == 4 * 4 * 2
     assert torch.equal(before, torch.get_rng_state())

@@ -12,20 +12,21 @@ import pytest
 import torch
 
 from fedstill.core import SERVER, Data, Model, NodeId
+from fedstill.core.errors import BadValue
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Iid
 from fedstill.data.sites import Examples as Images
 from fedstill.data.sites import LabelledSet, whole_site
-from fedstill.engines.engine import Party
+from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
-from fedstill.federation import population
+from fedstill.federation import population as populations
 from fedstill.federation.evaluate import EVERYONE
 from fedstill.federation.experiment import Experiment
-from fedstill.federation.population import Population
+from fedstill.federation.population import Party, Population
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
-from fedstill.federation.topology import Complete, Star
+from fedstill.federation.topology import Complete
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.local import Local
@@ -53,8 +54,7 @@ class Counted(Population):
             "made up", images(4 * clients, 0), images(60, 1), ("a", "b", "c"), (0.3,), (0.2,)
         )
         collection = partitioned(whole, Iid(clients), seed=0)
-        names = [site.name for site in collection.sites]
-        super().__init__(collection, dict.fromkeys(names, MODEL), MODEL, **options)
+        super().__init__(collection, MODEL, **options)
         self.made: Counter[NodeId] = Counter()
 
     def _made(self, node: NodeId) -> Party:
@@ -62,16 +62,24 @@ class Counted(Population):
         return super()._made(node)
 
 
-class Invented:
+class Invented(Population):
     """Clients who are invented when they are asked for; nothing is kept."""
 
-    public = Data()
-
     def __init__(self, clients: int):
-        self.clients: Sequence[NodeId] = [f"c{i:05d}" for i in range(clients)]
-        self.models: Mapping[NodeId, Model] = dict.fromkeys(self.clients, MODEL)
+        self.names: Sequence[NodeId] = [f"c{i:05d}" for i in range(clients)]
         self.common_test: Data | None = examples("test", 30, MODEL.shape, [0, 1, 2])
         self.made: Counter[NodeId] = Counter()
+
+    @property
+    def clients(self) -> Sequence[NodeId]:
+        return self.names
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        return dict.fromkeys(self.names, MODEL)
+
+    def on(self, device: torch.device | str) -> Invented:
+        return self
 
     def party(self, node: NodeId) -> Party:
         if node == SERVER:
@@ -81,10 +89,13 @@ class Invented:
         return Party(examples(node, 6, MODEL.shape, [0, 1, 2]), self.common_test, MODEL)
 
 
-def played(method: Any, people: Any, engine: Any = InProcess, **options: Any) -> tuple[Any, Any]:
-    log, made = MemoryLog(), engine(method, people)
-    options = {"hearing": Star().graph(people.clients, 0), "scores": "own", **options}
-    run(Experiment(method, people, sampler=Sample(count=50), rounds=3, **options), made, log)
+def played(
+    method: Any, population: Any, engine: Any = InProcess, **options: Any
+) -> tuple[Any, Any]:
+    log, options = MemoryLog(), {"scores": "own", **options}
+    experiment = Experiment(method, population, sampling=Sample(count=50), rounds=3, **options)
+    made = engine(experiment, Execution(device="cpu"))
+    run(made, log)
     return made, log
 
 
@@ -94,37 +105,37 @@ def awake(log: MemoryLog) -> set[str]:
 
 @pytest.mark.parametrize("engine", [InProcess, Batched])
 def test_of_ten_thousand_clients_only_those_awake_are_made(engine: Any) -> None:
-    people = Counted(MANY)
+    population = Counted(MANY)
     began = time.perf_counter()
-    made, log = played(FedAvg(lr=0.1), people, engine)
+    made, log = played(FedAvg(lr=0.1), population, engine)
     assert time.perf_counter() - began < 20
-    assert 100 < len(people.made) <= 150
-    assert set(people.made) == awake(log)
-    assert set(people.made.values()) == {1}
-    assert len(made.states) == len(people.made) + 1
+    assert 100 < len(population.made) <= 150
+    assert set(population.made) == awake(log)
+    assert set(population.made.values()) == {1}
+    assert len(made.states) == len(population.made) + 1
     assert len(log.metrics) == 3 * (50 + 2 + 1)  # losses, the two scores, the seconds
 
 
 def test_a_population_invented_on_demand_is_asked_for_those_awake_alone() -> None:
-    people = Invented(MANY)
-    _, log = played(Scaffold(lr=0.1), people)
-    assert set(people.made) == awake(log)
-    assert len(people.made) <= 150
+    population = Invented(MANY)
+    _, log = played(Scaffold(lr=0.1), population)
+    assert set(population.made) == awake(log)
+    assert len(population.made) <= 150
 
 
 def test_clients_with_models_are_made_when_they_have_acted() -> None:
-    people = Counted(MANY)
-    made, log = played(Local(lr=0.1), people)
-    assert set(people.made) == set(made.states)
+    population = Counted(MANY)
+    made, log = played(Local(lr=0.1), population)
+    assert set(population.made) == set(made.states)
     assert len(made.states) <= 150
     last = [row for row in log.metrics if (row.round, row.name) == (3, "accuracy")]
     assert {row.node: row.target for row in last} == {name: name for name in made.states}
 
 
 def test_peers_hear_those_awake_of_ten_thousand() -> None:
-    people = Invented(MANY)
-    graph = Complete().graph(people.clients, 0)
-    awake = people.clients[::200]
+    population = Invented(MANY)
+    graph = Complete().graph(population.clients, 0)
+    awake = population.clients[::200]
     assert graph.hearers("c00200", awake) == [SERVER, *(n for n in awake if n != "c00200")]
     assert graph.hearers("c00001", awake) == [SERVER, *awake]
     assert len(graph.neighbours["c00001"]) == MANY - 1
@@ -133,9 +144,9 @@ def test_peers_hear_those_awake_of_ten_thousand() -> None:
 
 
 def test_the_score_on_one_common_set_is_written_once() -> None:
-    people = Counted(60)
-    _, log = played(FedAvg(lr=0.1), people)
-    _, crossed = played(FedAvg(lr=0.1), people, scores="cross")
+    population = Counted(60)
+    _, log = played(FedAvg(lr=0.1), population)
+    _, crossed = played(FedAvg(lr=0.1), population, scores="cross")
     rows = [row for row in log.metrics if row.step == "evaluate"]
     every = [row for row in crossed.metrics if row.step == "evaluate"]
     assert [row.target for row in rows] == [EVERYONE] * 6
@@ -150,44 +161,79 @@ def test_several_test_sets_are_not_a_common_one() -> None:
     collection = partitioned(
         LabelledSet("x", one, one, ("a", "b", "c"), (0.0,), (1.0,)), Iid(2), seed=0
     )
-    models = dict.fromkeys("ab", MODEL)
     apart = type(collection)("x", tuple(sites), ("a", "b", "c"))
-    assert Population(apart, models, MODEL).common_test is None
+    assert Population(apart, MODEL).common_test is None
     # One set seen by two clients in two ways is two sets.
     ways = [whole_site(n, one, one, mean=(m,), std=(1.0,)) for n, m in (("a", 0.0), ("b", 0.5))]
-    assert (
-        Population(type(apart)("x", tuple(ways), apart.class_names), models, MODEL).common_test
-        is None
-    )
+    assert Population(type(apart)("x", tuple(ways), apart.class_names), MODEL).common_test is None
     names = [site.name for site in collection.sites]
-    shared = Population(collection, dict.fromkeys(names, MODEL), MODEL)
+    shared = Population(collection, MODEL)
     assert shared.common_test is shared.party(names[0]).test is shared.party(names[1]).test
 
 
 def test_no_more_parties_are_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(population, "MOST_PARTIES", 3)
-    people = Counted(8)
-    first = people.party(people.clients[0])
-    for name in people.clients[1:3]:
-        people.party(name)
-    assert people.party(people.clients[0]) is first
-    for name in people.clients[3:5]:
-        people.party(name)
-    assert people.party(people.clients[0]) is first
-    assert len(people._parties) == 3
-    people.party(people.clients[1])
-    assert people.made[people.clients[1]] == 2
+    monkeypatch.setattr(populations, "MOST_PARTIES", 3)
+    population = Counted(8)
+    first = population.party(population.clients[0])
+    for name in population.clients[1:3]:
+        population.party(name)
+    assert population.party(population.clients[0]) is first
+    for name in population.clients[3:5]:
+        population.party(name)
+    assert population.party(population.clients[0]) is first
+    assert len(population._parties) == 3
+    population.party(population.clients[1])
+    assert population.made[population.clients[1]] == 2
     with pytest.raises(KeyError):
-        people.party("nobody")
+        population.party("nobody")
 
 
 def test_others_examples_are_learnt_from_without_making_anybody() -> None:
-    people = Counted(8)
+    population = Counted(8)
     other = Data.of(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.long))
-    twin = people.learning_from({people.clients[1]: other})
-    assert not people.made
-    assert twin.party(people.clients[1]).data is other
+    twin = population.learning_from({population.clients[1]: other})
+    assert not population.made
+    assert twin.party(population.clients[1]).data is other
     assert (
-        twin.party(people.clients[0]).data.digest() == people.party(people.clients[0]).data.digest()
+        twin.party(population.clients[0]).data.digest()
+        == population.party(population.clients[0]).data.digest()
     )
-    assert people.party(people.clients[1]).data is not other
+    assert population.party(population.clients[1]).data is not other
+
+
+def test_a_network_may_be_given_by_its_class_and_single_clients_may_have_others() -> None:
+    data = Counted(4).data
+    assert data is not None
+    first, *others = (site.name for site in data.sites)
+    wide = MLP((1, 4, 4), CLASSES, hidden=(9,))
+    made = Population(data, MLP, networks={first: wide}, server=MODEL)
+    assert made.models[first] is wide
+    assert {made.models[name] for name in others} == {MLP((1, 4, 4), CLASSES)}
+    assert made.party(SERVER).model is MODEL
+    assert made.networks == {wide, MODEL, MLP((1, 4, 4), CLASSES)}
+
+
+def test_a_network_for_other_examples_and_an_unknown_client_are_refused() -> None:
+    data = Counted(4).data
+    assert data is not None
+    with pytest.raises(
+        BadValue, match=r"MLP is for examples \[3, 4, 4\] of 3 classes, but made up"
+    ):
+        Population(data, MLP((3, 4, 4), CLASSES))
+    with pytest.raises(BadValue, match="networks: unknown client 'nobody'"):
+        Population(data, MODEL, networks={"nobody": MODEL})
+
+
+def test_data_are_moved_to_a_device_once_and_shared_there() -> None:
+    population = Counted(4)
+    there = population.on("meta")
+    assert there is population.on("meta") and population.on("cpu") is population
+    one, other = (there.party(name) for name in there.clients[:2])
+    assert one.data.device == torch.device("meta")
+    assert one.data.parts[0].pool is other.data.parts[0].pool and one.test is other.test
+    assert population.party(population.clients[0]).data.device == torch.device("cpu")
+    data = Data.of(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.long))
+    twin = population.learning_from(dict.fromkeys(population.clients, data)).on("meta")
+    assert twin.party(twin.clients[0]).data.device == torch.device("meta")
+    assert len(twin.party(twin.clients[0]).data) == 2
+    assert twin.party(twin.clients[0]).test is one.test

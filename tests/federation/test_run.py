@@ -109,14 +109,14 @@ def test_steps_before_and_after_are_played_once_by_everybody():
 
 def test_only_those_awake_take_part_in_a_round():
     sampler = Scripted({1: ["c0", "c1"], 2: ["c3"]})
-    engine, _ = worlds.played(Counting(), worlds.vectors(), rounds=3, sampler=sampler)
+    engine, _ = worlds.played(Counting(), worlds.vectors(), rounds=3, sampling=sampler)
     rounds = {"c0": 2, "c1": 2, "c2": 3, "c3": 2}
     assert acts(engine) == {c: 10_100 + n for c, n in rounds.items()} | {SERVER: 2 + 3 + 4}
 
 
 def test_a_sample_has_its_size_in_every_round():
     sampler = Sample(count=2)
-    _, log = worlds.played(Counting(), worlds.vectors(), rounds=5, sampler=sampler)
+    _, log = worlds.played(Counting(), worlds.vectors(), rounds=5, sampling=sampler)
     rows = [row for row in log.metrics if row.step == "answer"]
     by_round = [{row.node for row in rows if row.round == t} for t in range(1, 6)]
     assert {len(names) for names in by_round} == {2}
@@ -201,10 +201,10 @@ def test_mail_does_not_cross_rounds_but_memory_does():
 
 def followed(method: Method, rounds: int, done: int | None = None, **options: Any) -> list[Any]:
     """What is watched and saved, in order."""
-    world, seen = worlds.vectors(), []
-    engine = InProcess(method, world)
+    seen: list[Any] = []
+    engine = worlds.engine_for(method, worlds.vectors(), rounds=rounds, **options)
     run(
-        worlds.experiment(method, world, rounds, **options), engine, MemoryLog(), done=done,
+        engine, MemoryLog(), done=done,
         save=lambda round: seen.append(("save", round)),
         watch=lambda progress: seen.append(("watch", progress.round)),
     )  # fmt: skip
@@ -233,7 +233,7 @@ def test_the_last_round_is_scored_however_seldom_one_scores():
 def test_progress_tells_the_mean_accuracy_and_the_bytes_so_far():
     world, log, seen = worlds.vectors(), MemoryLog(), []
     method = Counting()
-    run(worlds.experiment(method, world, 2), InProcess(method, world), log, watch=seen.append)
+    run(worlds.engine_for(method, world, rounds=2), log, watch=seen.append)
     scores = [row.value for row in log.metrics if (row.name, row.round) == ("accuracy", 2)]
     last: Progress = seen[-1]
     assert (last.round, last.rounds) == (2, 2)
@@ -264,9 +264,9 @@ def test_a_failed_step_leaves_the_memory_as_it_was():
             raise ValueError("no")
 
     world = worlds.vectors()
-    engine = InProcess(Failing(), world)
+    engine = worlds.engine_for(Failing(), world)
     with pytest.raises(StepError):
-        run(worlds.experiment(Failing(), world), engine, MemoryLog())
+        run(engine, MemoryLog())
     assert engine.states["c0"].acts == 100
 
 

@@ -7,17 +7,16 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Data
 from fedstill.core.node import SERVER
-from fedstill.engines.engine import Party
-from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.population import Party
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.local import Local
-from worlds import World, pictures, played, vectors
+from worlds import World, engine_for, pictures, played, vectors
 
 
 def test_a_full_batch_round_is_one_step_down_the_loss_on_the_union() -> None:
     world, method = vectors(), Centralised(lr=0.5, batch_size=1000)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     engine, _ = played(method, world, rounds=1)
     held = [world.party(client).data.all() for client in world.clients]
     x, y = torch.cat([batch.x for batch in held]), torch.cat([batch.y for batch in held])

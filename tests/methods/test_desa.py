@@ -28,7 +28,7 @@ from fedstill.parts import pixels
 from fedstill.parts.generators import StyleGenerator, untrained_set
 from fedstill.parts.losses import hinton, supervised_contrastive
 from small_recipes import fedstill
-from worlds import World, as_bytes, examples, pictures, played
+from worlds import World, as_bytes, engine_for, examples, pictures, played
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "batch_size": 8}
 SMALL: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_without_both_terms_it_is_local_training_on_data_and_anchors(engine: Any
 @pytest.mark.parametrize("reg_weight", [0.0, 0.1])
 def test_without_neighbours_it_is_training_on_data_and_own_anchors(reg_weight: float) -> None:
     world = pictures()
-    alone = {"hearing": Star().graph(world.clients, 0)}
+    alone = {"topology": Star()}
     ours, log = played(desa(reg_weight=reg_weight), world, 3, **alone)
     silent, _ = played(desa(reg_weight=reg_weight, kd_weight=0.0), world, 3, **alone)
     for name in ours.states:
@@ -292,7 +292,7 @@ def test_opinions_are_logits_in_evaluation_mode_before_any_training() -> None:
     for name in world.clients:
         anchors = engine.states[name].sets[MEAN].flatten(0, 1)
         model = world.party(name).model
-        start = InProcess(desa(), world).node(name, 0, "look").state.weights
+        start = engine_for(desa(), world).node(name, 0, "look").state.weights
         for round, weights in ((1, start), (2, first.states[name].weights)):
             expected = model(weights, anchors)  # [anchor, class]
             assert torch.equal(ear.opinions(round)[name].logits[MEAN], expected)
@@ -300,7 +300,7 @@ def test_opinions_are_logits_in_evaluation_mode_before_any_training() -> None:
 
 def test_a_lone_participant_learns_from_nobody() -> None:
     one, other = (
-        played(desa(kd_weight=kd), pictures(), 3, sampler=Sample(count=1))[0] for kd in (1.0, 0.0)
+        played(desa(kd_weight=kd), pictures(), 3, sampling=Sample(count=1))[0] for kd in (1.0, 0.0)
     )
     for name, weights in weights_of(one).items():
         assert same(weights, other.states[name].weights)
@@ -309,7 +309,7 @@ def test_a_lone_participant_learns_from_nobody() -> None:
 def test_only_peers_that_are_awake_teach() -> None:
     # Two awake and one away is the same as a federation whose third never speaks.
     away = Scripted({1: ["c2"], 2: ["c2"]})
-    ours, _ = played(desa(), pictures(), 2, sampler=away)
+    ours, _ = played(desa(), pictures(), 2, sampling=away)
     ear = Ear(lost={1: "c2", 2: "c2"})
     mute, _ = played(desa(), pictures(), 2, channels=[ear])
     for name in ("c0", "c1"):
@@ -319,7 +319,7 @@ def test_only_peers_that_are_awake_teach() -> None:
 def test_a_peer_that_drops_out_changes_nothing_for_others_but_their_inbox() -> None:
     gone = {round: ["c2"] for round in (2, 3, 4)}
     ear, lost = Ear(), Ear(lost={2: "c2", 3: "c2", 4: "c2"})
-    ours, _ = played(desa(), pictures(), 4, sampler=Scripted(gone), channels=[ear])
+    ours, _ = played(desa(), pictures(), 4, sampling=Scripted(gone), channels=[ear])
     unheard, _ = played(desa(), pictures(), 4, channels=[lost])
     for name in ("c0", "c1"):
         assert same(ours.states[name].weights, unheard.states[name].weights)
@@ -329,7 +329,7 @@ def test_a_peer_that_drops_out_changes_nothing_for_others_but_their_inbox() -> N
     ]  # fmt: skip
     # Without distillation nobody notices.
     deaf = desa(kd_weight=0.0)
-    one, _ = played(deaf, pictures(), 5, sampler=Scripted(gone))
+    one, _ = played(deaf, pictures(), 5, sampling=Scripted(gone))
     other, _ = played(deaf, pictures(), 5)
     for name in ("c0", "c1"):
         assert same(one.states[name].weights, other.states[name].weights)
@@ -338,7 +338,7 @@ def test_a_peer_that_drops_out_changes_nothing_for_others_but_their_inbox() -> N
 def test_a_peer_that_comes_back_goes_on_from_where_it_was_and_is_heard_again() -> None:
     gone = Scripted({round: ["c2"] for round in (2, 3, 4)})
     ear = Ear()
-    back, _ = played(desa(), pictures(), 5, sampler=gone, channels=[ear])
+    back, _ = played(desa(), pictures(), 5, sampling=gone, channels=[ear])
     left, _ = played(desa(), pictures(), 1)
     assert sorted(ear.opinions(5)) == ["c0", "c1", "c2"]
     anchors = back.states["c2"].sets[MEAN].flatten(0, 1)
@@ -422,7 +422,7 @@ def test_mixed_anchors_are_those_of_all_although_peers_hear_only_neighbours(
     world = crowd(count)
     hearing = topology.graph(world.clients, 0)
     method = desa(mix="fastmix", mix_steps=steps)
-    sparse, log = played(method, world, 2, hearing=hearing)
+    sparse, log = played(method, world, 2, topology=topology)
     whole, _ = played(desa(), world, 1)
     for name in world.clients:
         mine, all_of_them = sparse.states[name], whole.states[name]
@@ -437,11 +437,11 @@ def test_mixed_anchors_are_those_of_all_although_peers_hear_only_neighbours(
 
 def test_fastmix_comes_closer_than_plain_gossip() -> None:
     world = crowd(10)
-    hearing = Ring().graph(world.clients, 0)
+    topology = Ring()
     whole = played(desa(), world, 1)[0].states["c0"].sets[MEAN]
     far = {}
     for mix in ("fastmix", "gossip"):
-        engine, _ = played(desa(mix=mix, mix_steps=25), world, 1, hearing=hearing)
+        engine, _ = played(desa(mix=mix, mix_steps=25), world, 1, topology=topology)
         far[mix] = max(float((s.sets[MEAN] - whole).norm()) for s in engine.states.values())
     assert far["fastmix"] < 0.01 * far["gossip"]
 
@@ -449,7 +449,7 @@ def test_fastmix_comes_closer_than_plain_gossip() -> None:
 def test_a_ring_averaged_once_is_refused_with_what_to_do() -> None:
     world = crowd(4)
     with pytest.raises(StepError, match=r"not everybody hears everybody.*fastmix"):
-        played(desa(), world, 1, hearing=Ring().graph(world.clients, 0))
+        played(desa(), world, 1, topology=Ring())
 
 
 def test_mixing_cut_short_leaves_out_classes_that_have_not_come_through() -> None:
@@ -461,9 +461,9 @@ def test_mixing_cut_short_leaves_out_classes_that_have_not_come_through() -> Non
         )
         for name, party in world.parties.items()
     }
-    hearing = Ring().graph(world.clients, 0)
+    topology = Ring()
     method = desa(mix="gossip", mix_steps=1)
-    engine, _ = played(method, World(parties, world.server_model), 2, hearing=hearing)
+    engine, _ = played(method, World(parties, world.server_model), 2, topology=topology)
     known = {name: state.classes[MEAN].tolist() for name, state in engine.states.items()}
     assert known["c0"] == known["c1"] == known["c6"] == [0, 1, 2]
     assert known["c3"] == known["c4"] == [0, 1]
@@ -489,13 +489,13 @@ def test_where_all_hear_all_a_union_and_the_neighbours_are_the_same() -> None:
 
 def test_on_a_ring_a_peer_knows_its_neighbours_sets_and_flooding_brings_the_rest() -> None:
     world = crowd(6)
-    hearing = Ring().graph(world.clients, 0)
-    near, _ = played(desa(combination="neighbour"), world, 2, hearing=hearing)
+    topology = Ring()
+    near, _ = played(desa(combination="neighbour"), world, 2, topology=topology)
     assert [*near.states["c0"].sets] == ["c0", "c1", "c5"]
     flood = {"combination": "union", "mix": "flood"}
-    two, log = played(desa(**flood, mix_steps=2), world, 1, hearing=hearing)
+    two, log = played(desa(**flood, mix_steps=2), world, 1, topology=topology)
     assert [*two.states["c0"].sets] == ["c0", "c1", "c2", "c4", "c5"]
-    three, _ = played(desa(**flood, mix_steps=3), world, 1, hearing=hearing)
+    three, _ = played(desa(**flood, mix_steps=3), world, 1, topology=topology)
     assert len(three.states["c0"].sets) == 6
     passed = [r.floats for r in log.messages if (r.step, r.sender, r.field) ==
               ("pass_on", "c3", "images")]  # fmt: skip
@@ -505,8 +505,8 @@ def test_on_a_ring_a_peer_knows_its_neighbours_sets_and_flooding_brings_the_rest
 def test_peers_teach_on_the_sets_that_both_know() -> None:
     # On a ring of four, c0 knows c0, c1 and c3; c1 knows c0, c1, c2; c3 knows c0, c2, c3.
     world, ear = crowd(4), Ear()
-    hearing = Ring().graph(world.clients, 0)
-    engine, _ = played(desa(combination="neighbour"), world, 1, hearing=hearing, channels=[ear])
+    topology = Ring()
+    engine, _ = played(desa(combination="neighbour"), world, 1, topology=topology, channels=[ear])
     node = engine.node("c0", 1, "learn")
     said = ear.opinions(1)
     inbox = Inbox({name: said[name] for name in ("c1", "c3")})
@@ -536,7 +536,7 @@ def test_anchors_of_a_generator_are_the_same_for_all_and_nothing_travels_before_
 ):
     world = pictures()
     engine, log = played(imagining(), world, 2)
-    seed = InProcess(imagining(), world).node("c1", 0, "imagine").draw("anchors", shared=True)
+    seed = engine_for(imagining(), world).node("c1", 0, "imagine").draw("anchors", shared=True)
     made = untrained_set(StyleGenerator(SHAPE, 3, width=4), seed, 2).images
     for state in engine.states.values():
         assert torch.equal(state.sets[COMMON], made)
@@ -564,8 +564,8 @@ def test_only_the_anchors_differ_with_a_generator(engine: Any) -> None:
 
 def test_on_a_ring_a_generator_needs_no_mixing() -> None:
     world, ear = crowd(4), Ear()
-    hearing = Ring().graph(world.clients, 0)
-    engine, _ = played(imagining(), world, 1, hearing=hearing, channels=[ear])
+    topology = Ring()
+    engine, _ = played(imagining(), world, 1, topology=topology, channels=[ear])
     said = ear.opinions(1)
     inbox = Inbox({name: said[name] for name in ("c1", "c3")})
     teacher, heard = teachers(engine.node("c0", 1, "learn"), inbox)

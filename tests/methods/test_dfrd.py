@@ -73,8 +73,8 @@ BASES: list[Method] = [
 @pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
 def test_without_iterations_it_is_its_base_bit_for_bit(base: Method) -> None:
     away = Scripted({1: ["c1"], 2: ["c0"]})
-    ours, log = played(DFRD(base=base, iterations=0), pictures(), 3, sampler=away)
-    theirs, their_log = played(base, pictures(), 3, sampler=away)
+    ours, log = played(DFRD(base=base, iterations=0), pictures(), 3, sampling=away)
+    theirs, their_log = played(base, pictures(), 3, sampling=away)
     assert same(ours.states[SERVER].weights, theirs.states[SERVER].weights)
     for client in ("c0", "c1", "c2"):
         own, their = ours.states[client], theirs.states[client]

@@ -11,13 +11,12 @@ from torch import Tensor
 from fedstill.core import Data, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.dynafed import DynaFed, Stretch
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts import augment
 from fedstill.parts.losses import soft_cross_entropy
 from fedstill.parts.synthesis import training_batches
-from worlds import CLASSES, World, pictures, played
+from worlds import CLASSES, World, engine_for, pictures, played
 
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 8}
 SMALL: dict[str, Any] = {
@@ -71,7 +70,7 @@ def test_the_set_stays_on_the_server() -> None:
 
 
 def server_of(method: DynaFed, world: World, round: int = 3) -> Any:
-    return InProcess(method, world).node(SERVER, round, "aggregate")
+    return engine_for(method, world).node(SERVER, round, "aggregate")
 
 
 def numbered(count: int) -> tuple[Weights, ...]:

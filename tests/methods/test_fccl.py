@@ -10,12 +10,11 @@ import torch
 
 from fedstill.core import Adam, Batch, Inbox, Node, Weights, at_clients, minimize
 from fedstill.core.errors import BadValue
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fccl import FCCL, Consensus, Opinion
 from fedstill.methods.local import Local, Own
 from fedstill.parts.losses import cross_correlation, divergence
 from fedstill.parts.opinions import opinions
-from worlds import finished, pictures, played, vectors
+from worlds import engine_for, finished, pictures, played, vectors
 
 PLAIN: dict[str, Any] = {"inter_weight": 0.0, "intra_weight": 0.0, "public_epochs": 0}
 FAST: dict[str, Any] = {"lr": 0.02, "batch_size": 8, "public_batch": 10, "pretrain_epochs": 3}
@@ -46,7 +45,7 @@ def test_without_weights_public_passes_and_training_before_it_is_local_training(
 
 def test_training_before_the_first_round_ends_where_both_networks_begin() -> None:
     world = vectors()
-    begun = InProcess(FCCL(**FAST), world)
+    begun = engine_for(FCCL(**FAST), world)
     engine, _ = played(FCCL(**FAST), world, rounds=0)
     for client in world.clients:
         state, start = engine.states[client], begun.node(client, 0, "look").state
@@ -97,7 +96,7 @@ def test_as_many_floats_travel_as_public_examples_times_classes() -> None:
 
 def test_a_step_of_collaboration_by_hand() -> None:
     world, method = vectors(), FCCL(public_lr=0.01, public_batch=100)
-    node = InProcess(method, world).node("c0", 1, "learn")
+    node = engine_for(method, world).node("c0", 1, "learn")
     start, x = node.state.weights, world.public.all().x
     consensus = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 
@@ -128,7 +127,7 @@ def test_the_local_loss_by_hand() -> None:
 
 def test_the_inter_teacher_is_the_network_before_this_rounds_collaboration() -> None:
     world, method = vectors(), FCCL(**FAST)
-    node = InProcess(method, world).node("c0", 1, "learn")
+    node = engine_for(method, world).node("c0", 1, "learn")
     before, steps = node.state.weights, method.learn(node, Inbox({"server": Consensus(
         torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
     )}))  # fmt: skip
@@ -144,7 +143,7 @@ def test_the_inter_teacher_is_the_network_before_this_rounds_collaboration() -> 
 def test_a_dead_logit_harms_nobody() -> None:
     # The trap: a deviation of zero is divided by, and everything becomes NaN.
     world, method = vectors(), FCCL(**FAST)
-    node = InProcess(method, world).node("c0", 1, "learn")
+    node = engine_for(method, world).node("c0", 1, "learn")
     head = node.state.weights["head.weight"].clone()
     head[1] = 0.0
     start = {**node.state.weights, "head.weight": head}

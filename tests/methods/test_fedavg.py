@@ -8,14 +8,13 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Inbox, Node, Weights
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg, Global, Up
-from worlds import pictures, played, vectors
+from worlds import engine_for, pictures, played, vectors
 
 
 def start_of(method: FedAvg, world) -> Weights:  # type: ignore[no-untyped-def]
-    weights: Weights = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    weights: Weights = engine_for(method, world).node(SERVER, 0, "look").state.weights
     return weights
 
 
@@ -50,7 +49,7 @@ def test_a_full_batch_round_is_a_step_on_the_weighted_mean_gradient(
 def test_only_those_who_are_awake_are_averaged() -> None:
     world, method = vectors(), FedAvg(lr=0.5, batch_size=100)
     expected = stepped(world, ["c1", "c3"], [27, 30], start_of(method, world), 0.5)
-    engine, _ = played(method, world, rounds=1, sampler=Scripted({1: ["c0", "c2"]}))
+    engine, _ = played(method, world, rounds=1, sampling=Scripted({1: ["c0", "c2"]}))
     for name, reached in engine.states[SERVER].weights.items():
         assert torch.allclose(reached, expected[name], atol=1e-6)
 
@@ -107,7 +106,7 @@ def test_clients_remember_nothing_between_rounds() -> None:
 
 def test_the_local_order_is_drawn_anew_in_every_round() -> None:
     world, method = vectors((30,)), FedAvg(batch_size=5)
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     orders = [engine.node("c0", round, "update").rng("order").initial_seed() for round in (1, 2)]
     assert orders[0] != orders[1]
 
@@ -115,7 +114,7 @@ def test_the_local_order_is_drawn_anew_in_every_round() -> None:
 def test_every_client_takes_the_same_number_of_steps() -> None:
     sizes = (20, 27, 5, 8)
     world, method = vectors(sizes), FedAvg(lr=0.1, batch_size=8, epochs=9, round_steps=5)
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     used = [36, 35, 25, 40]  # of 20 examples 8, 8, 4, 8, 8
     for client, size, count in zip(world.clients, sizes, used, strict=True):
         plan = method.batches(engine.node(client, 1, "update"))

@@ -9,11 +9,10 @@ from torch.nn.functional import kl_div
 from fedstill.core import Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddf import FedDF, kinds
-from worlds import World, played, vectors
+from worlds import World, engine_for, played, vectors
 
 FAST = {"lr": 0.3, "batch_size": 8, "epochs": 2, "momentum": 0.5}
 BIG, LITTLE = 4 * 8 + 8 + 8 * 3 + 3, 4 * 5 + 5 + 5 * 3 + 3
@@ -46,8 +45,8 @@ def test_without_distillation_it_is_fedavg_for_each_architecture() -> None:
 def test_without_distillation_sampled_clients_are_averaged_as_in_fedavg(weighting: str) -> None:
     world, away = vectors(), Scripted({1: ["c1"], 2: ["c0", "c3"]})
     values = {**FAST, "weighting": weighting}
-    ours, _ = played(FedDF(distil_steps=0, **values), world, rounds=3, sampler=away)
-    theirs, _ = played(FedAvg(**values), world, rounds=3, sampler=away)
+    ours, _ = played(FedDF(distil_steps=0, **values), world, rounds=3, sampling=away)
+    theirs, _ = played(FedAvg(**values), world, rounds=3, sampling=away)
     assert_close(ours.states[SERVER].weights["c0"], theirs.states[SERVER].weights)
 
 
@@ -123,7 +122,7 @@ def test_as_many_floats_travel_as_the_paper_says() -> None:
 def test_who_was_away_gets_the_latest_student_first_and_nobody_gets_it_twice() -> None:
     away = Scripted({1: ["c1", "c2"], 2: ["c0"]})
     world = vectors(mixed=True)
-    engine, log = played(FedDF(distil_steps=1, **FAST), world, rounds=3, sampler=away)
+    engine, log = played(FedDF(distil_steps=1, **FAST), world, rounds=3, sampling=away)
     first = [
         (row.round, row.floats, row.hearers) for row in log.messages if row.step == "broadcast"
     ]
@@ -134,23 +133,23 @@ def test_who_was_away_gets_the_latest_student_first_and_nobody_gets_it_twice() -
 def test_an_architecture_without_participants_stays_as_it_is() -> None:
     world = vectors(mixed=True)
     method = FedDF(distil_steps=2, **FAST)
-    begin = InProcess(method, world).node(SERVER, 0, "look").state.weights["c1"]
+    begin = engine_for(method, world).node(SERVER, 0, "look").state.weights["c1"]
     away = Scripted({1: ["c1", "c3"], 2: ["c1", "c3"]})
-    engine, _ = played(method, world, rounds=2, sampler=away)
+    engine, _ = played(method, world, rounds=2, sampling=away)
     assert_close(engine.states[SERVER].weights["c1"], begin)
     assert set(engine.states[SERVER].holders) == {"c0", "c1", "c2", "c3"}
 
 
 def test_all_start_from_the_weights_of_their_architecture_without_a_message() -> None:
     world = vectors(mixed=True)
-    engine = InProcess(FedDF(), world)
+    engine = engine_for(FedDF(), world)
     students = engine.node(SERVER, 0, "look").state.weights
     for client, first in kinds(world.models).items():
         assert_close(engine.node(client, 0, "look").state.weights, students[first])
 
 
 def test_labels_of_public_data_cannot_be_reached() -> None:
-    server = InProcess(FedDF(), vectors()).node(SERVER, 1, "distil")
+    server = engine_for(FedDF(), vectors()).node(SERVER, 1, "distil")
     assert server.public.labels.tolist() == list(range(24))
 
 

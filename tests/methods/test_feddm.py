@@ -12,12 +12,11 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Data, Inbox, Node, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.engine import Party
-from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.population import Party
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.feddm import Down, FedDM, Global, Up
 from fedstill.parts import balls
-from worlds import CLASSES, World, as_bytes, examples, pictures, played
+from worlds import CLASSES, World, as_bytes, engine_for, examples, pictures, played
 
 PLAIN: dict[str, Any] = {
     "augmentation": "none", "server_augmentation": "none", "server_momentum": 0.0,
@@ -26,12 +25,12 @@ PLAIN: dict[str, Any] = {
 
 
 def start_of(method: FedDM, world: World) -> Weights:
-    weights: Weights = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    weights: Weights = engine_for(method, world).node(SERVER, 0, "look").state.weights
     return weights
 
 
 def sent(method: FedDM, world: World, client: str = "c1", round: int = 1) -> Up:
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     mail = Inbox({SERVER: Down(start_of(method, world))})
     message = engine.play(method.synthesize, round, {client: mail})[client].message
     assert isinstance(message, Up)
@@ -40,7 +39,7 @@ def sent(method: FedDM, world: World, client: str = "c1", round: int = 1) -> Up:
 
 def trained(method: FedDM, world: World, *ups: Up) -> Weights:
     """What the server makes of some sets, from the weights it starts with."""
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     mail = Inbox({f"c{i}": up for i, up in enumerate(ups)})
     engine.play(method.train, 1, {SERVER: mail})
     state = engine.states[SERVER]
@@ -66,7 +65,7 @@ def test_networks_are_drawn_on_the_sphere_of_exactly_the_radius(radius: float) -
     world, method = pictures(norm="batch"), FedDM(radius=radius)
     centre = start_of(method, world)
     drawn = balls.networks(
-        InProcess(method, world).node("c0", 1, "synthesize"), centre, method.radius
+        engine_for(method, world).node("c0", 1, "synthesize"), centre, method.radius
     )
     for step in range(5):
         network = drawn(step)
@@ -76,7 +75,7 @@ def test_networks_are_drawn_on_the_sphere_of_exactly_the_radius(radius: float) -
 
 def test_every_step_client_and_round_has_a_network_of_its_own() -> None:
     world, method = pictures(), FedDM()
-    centre, engine = start_of(method, world), InProcess(method, world)
+    centre, engine = start_of(method, world), engine_for(method, world)
     drawn = [
         balls.networks(engine.node(client, round, "synthesize"), centre, method.radius)(step)[
             "head.bias"
@@ -219,7 +218,7 @@ def test_matching_brings_class_means_together_under_networks_not_seen_before(sta
     method = FedDM(**values, steps=100)
     centre = start_of(method, world)
     fresh = balls.networks(
-        InProcess(method, world).node("c1", 9, "synthesize"), centre, method.radius
+        engine_for(method, world).node("c1", 9, "synthesize"), centre, method.radius
     )
     x, y = world.party("c1").data.all()
 

@@ -8,10 +8,9 @@ import torch
 
 from fedstill.core import Message, seeds
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.feddropout import Drawn, FedDropout
 from fedstill.parts.submodels import extract, random_units
-from worlds import played, vectors
+from worlds import engine_for, played, vectors
 
 METHOD = FedDropout(budgets=(1.0, 0.5, 0.5, 0.5), lr=0.1, batch_size=8)
 
@@ -32,7 +31,7 @@ def sent(rounds: int = 1) -> tuple[list[tuple[int, Drawn]], Any, Any]:
 def test_a_client_can_tell_its_units_from_the_seed() -> None:
     heard, _, _ = sent()
     model = vectors().server_model
-    start = InProcess(METHOD, vectors()).node(SERVER, 0, "look").state.weights
+    start = engine_for(METHOD, vectors()).node(SERVER, 0, "look").state.weights
     for (_, message), rate in zip(heard, METHOD.budgets, strict=True):
         units = random_units(model.narrowed(rate), seeds.generator(message.seed))
         expected = extract(model, start, units)

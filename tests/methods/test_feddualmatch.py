@@ -21,7 +21,7 @@ from fedstill.models import MLP
 from fedstill.parts import balls
 from fedstill.parts.matching import grad, gradient_distance, loss_on
 from fedstill.parts.synthesis import Matching, from_noise
-from worlds import World, finished, pictures, played
+from worlds import World, engine_for, finished, pictures, played
 
 PLAIN: dict[str, Any] = {
     "augmentation": "none", "tune_augmentation": "none", "steps": 2, "real_batch": 8,
@@ -30,12 +30,12 @@ PLAIN: dict[str, Any] = {
 
 
 def start_of(method: Any, world: World) -> Weights:
-    weights: Weights = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    weights: Weights = engine_for(method, world).node(SERVER, 0, "look").state.weights
     return weights
 
 
 def sent(method: FedDualMatch, world: World, client: str = "c1", radius: float = 5.0) -> Up:
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     mail = Inbox({SERVER: Down(start_of(method, world), radius)})
     message = engine.play(method.synthesize, 1, {client: mail})[client].message
     assert isinstance(message, Up)
@@ -43,7 +43,7 @@ def sent(method: FedDualMatch, world: World, client: str = "c1", radius: float =
 
 
 def trained(method: FedDualMatch, world: World, *ups: Up) -> Global:
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     mail = Inbox({f"c{i}": up for i, up in enumerate(ups)})
     engine.play(method.train, 1, {SERVER: mail})
     state = engine.states[SERVER]
@@ -129,7 +129,7 @@ def test_clients_work_with_the_radius_of_the_round_before() -> None:
 
 def test_networks_lie_on_the_sphere_of_the_radius_that_was_sent() -> None:
     world, method = pictures(), FedDualMatch()
-    centre, client = start_of(method, world), InProcess(method, world).node("c0", 1, "synthesize")
+    centre, client = start_of(method, world), engine_for(method, world).node("c0", 1, "synthesize")
     for radius in (0.01, 5.0):
         network = balls.networks(client, centre, radius)(3)
         gap = torch.cat([(network[name] - centre[name]).flatten() for name in centre])
@@ -149,7 +149,7 @@ def test_one_layer_all_at_once_and_squared_uploads_what_feddm_uploads(start: Any
     theirs = FedDM(**common, outputs="features", radius=5.0, start=start)
     mail = Inbox({SERVER: FedDMDown(start_of(theirs, world))})
     for client in world.clients:
-        up = InProcess(theirs, world).play(theirs.synthesize, 1, {client: mail})[client].message
+        up = engine_for(theirs, world).play(theirs.synthesize, 1, {client: mail})[client].message
         mine = sent(ours, world, client)
         assert torch.equal(mine.images, up.images) and torch.equal(mine.labels, up.labels)
 
@@ -163,7 +163,7 @@ def test_images_are_sorted_by_class_and_only_of_classes_held() -> None:
 def test_a_swept_step_is_an_update_for_each_layer_and_their_deeper_ones() -> None:
     # One swept step on two stages: the second alone, then both; without momentum two plain runs.
     world, base = pictures(), {**PLAIN, "steps": 1, "pixel_momentum": 0.0, "pixel_lr": 0.3}
-    client = InProcess(FedDualMatch(), world).node("c1", 1, "synthesize")
+    client = engine_for(FedDualMatch(), world).node("c1", 1, "synthesize")
     centre = start_of(FedDualMatch(), world)
     begin = from_noise(client, [0, 1, 2], 2)
     networks = balls.networks(client, centre, 5.0)
@@ -219,7 +219,7 @@ def test_the_server_tunes_on_the_sets_and_on_copies_with_a_matched_gradient(samp
     ups, start, model = uploads(world), start_of(method, world), world.server_model
     sets = [Batch(up.images, up.labels) for up in ups]
     radius = method.radius(model, start, sets)
-    ball = balls.networks(InProcess(method, world).node(SERVER, 1, "train"), start, radius)
+    ball = balls.networks(engine_for(method, world).node(SERVER, 1, "train"), start, radius)
     copies = sets
     for sampling in range(samplings):  # each copy goes on, against the gradient of all sets
         network = ball(sampling)

@@ -14,11 +14,10 @@ from fedstill.core import Batch, Inbox, Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedgen import Drawn, FedGen, Global, Guided, Up, teacher_shares
 from fedstill.parts.losses import diversity
-from worlds import CLASSES, finished, pictures, played, vectors
+from worlds import CLASSES, engine_for, finished, pictures, played, vectors
 
 COMMON: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9}
 SMALL: dict[str, Any] = {
@@ -91,7 +90,7 @@ def test_the_generators_loss_equals_plain_loops() -> None:
 
 def test_the_generator_learns_what_a_head_wants() -> None:
     method = FedGen(generator_steps=200, generator_lr=0.01, diversity_weight=0.0, hidden=16)
-    node = InProcess(method, vectors()).node(SERVER, 1, "aggregate")
+    node = engine_for(method, vectors()).node(SERVER, 1, "aggregate")
     up = Up(node.state.weights, 30, torch.tensor([10, 10, 10]))
     maker = method.generator(node.model)
 
@@ -107,7 +106,7 @@ def test_the_generator_learns_what_a_head_wants() -> None:
 
 def test_labels_are_those_that_participants_hold() -> None:
     method = FedGen(**SMALL)
-    node = InProcess(method, vectors()).node(SERVER, 1, "aggregate")
+    node = engine_for(method, vectors()).node(SERVER, 1, "aggregate")
     lessons = method.lessons(node, torch.tensor([0, 4, 1]))
     assert len(lessons) == 3
     labels = torch.cat([each.labels for each in lessons])
@@ -157,7 +156,7 @@ def test_the_target_of_the_divergence_stands_still() -> None:
 
 def test_terms_decay_by_rounds_and_end_after_the_guided_epochs() -> None:
     method = FedGen(**{**SMALL, "epochs": 3}, guided_epochs=1, decay=0.5)
-    client = InProcess(method, vectors()).node("c0", 4, "update")  # 20 examples: 3 batches
+    client = engine_for(method, vectors()).node("c0", 4, "update")  # 20 examples: 3 batches
     real = client.data.batches(7, client.rng("order"), epochs=3)
     drawn = list(method.draws(client, real))
     assert [float(each.strength) for each in drawn] == [0.5**3] * 3 + [0.0] * 6

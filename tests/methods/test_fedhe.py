@@ -14,13 +14,12 @@ from fedstill.core import Adam, Batch, Inbox, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.engines.play.batched import Batched
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedhe import Down, FedHe, Up
 from fedstill.methods.local import Local
 from fedstill.models import MLP
 from fedstill.parts.class_tables import ClassTable
-from worlds import World, examples, pictures, played, vectors
+from worlds import World, engine_for, examples, pictures, played, vectors
 
 VALUES: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9}
 
@@ -73,15 +72,15 @@ def test_distillation_begins_once_every_class_has_a_value() -> None:
     world = without(vectors(), 2, "c1", "c2")
     sampler = Scripted({1: ["c3"], 2: ["c3"]})
     for rounds, equal in ((3, True), (4, False)):
-        alone, _ = played(Local(**VALUES), world, rounds=rounds, sampler=sampler)
-        other, _ = played(FedHe(**VALUES), world, rounds=rounds, sampler=sampler)
+        alone, _ = played(Local(**VALUES), world, rounds=rounds, sampling=sampler)
+        other, _ = played(FedHe(**VALUES), world, rounds=rounds, sampling=sampler)
         assert same(alone.states["c1"].weights, other.states["c1"].weights) == equal
 
 
 def test_a_class_whose_holders_sleep_keeps_its_value() -> None:
     world = without(vectors(), 2, "c1", "c2")
     once, _ = played(FedHe(**VALUES), world, rounds=1)
-    asleep, _ = played(FedHe(**VALUES), world, rounds=3, sampler=Scripted({2: ["c3"], 3: ["c3"]}))
+    asleep, _ = played(FedHe(**VALUES), world, rounds=3, sampling=Scripted({2: ["c3"], 3: ["c3"]}))
     before, after = once.states[SERVER].logits, asleep.states[SERVER].logits
     assert torch.equal(before.rows[2], after.rows[2]) and bool(after.known.all())
     assert not torch.equal(before.rows[0], after.rows[0])
@@ -93,7 +92,7 @@ def test_a_class_whose_holders_sleep_keeps_its_value() -> None:
 def test_two_full_batch_rounds_by_hand_with_networks_of_two_kinds() -> None:
     world = vectors((25, 20), mixed=True)
     method = FedHe(lr=0.2, batch_size=100, alpha=3.0)
-    begin = InProcess(method, world)
+    begin = engine_for(method, world)
     first, logits = {}, {}
     for client in world.clients:
         model, (x, y) = world.party(client).model, world.party(client).data.all()
@@ -131,7 +130,7 @@ def test_the_term_is_a_mean_over_classes_and_examples() -> None:
 
 def test_logits_are_means_of_a_pass_after_training_of_the_classes_held() -> None:
     world, method = pictures(norm="batch"), FedHe(**VALUES)
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     mail = Inbox({SERVER: Down(ClassTable.empty(3, 3, "cpu"))})
     up = engine.play(method.learn, 1, {"c0": mail})["c0"].message
     assert isinstance(up, Up)
@@ -144,7 +143,7 @@ def test_logits_are_means_of_a_pass_after_training_of_the_classes_held() -> None
 
 def test_clients_count_alike_whatever_they_hold() -> None:
     world, method = vectors(), FedHe()
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     ups = {"c0": Up(torch.full((2, 3), 2.0), torch.tensor([0, 2])),
            "c1": Up(torch.full((1, 3), 6.0), torch.tensor([0]))}  # fmt: skip
     engine.play(method.aggregate, 1, {SERVER: Inbox(ups)})

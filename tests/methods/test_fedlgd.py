@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Batch, Data, Inbox, Weights, algebra
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import FedAvg
@@ -23,7 +22,7 @@ from fedstill.methods.scaffold import Scaffold
 from fedstill.methods.virtual import Virtual
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import grad, gradient_distance, loss_on
-from worlds import CLASSES, World, pictures, played
+from worlds import CLASSES, World, engine_for, pictures, played
 
 WARM: dict[str, Any] = {"per_class": 3, "warm_up_steps": 2, "real_batch": 8}
 SMALL: dict[str, Any] = {
@@ -202,7 +201,7 @@ def test_the_global_set_is_sent_once_after_each_change_to_everybody_at_once() ->
 
 def test_a_client_that_slept_when_the_global_set_changed_gets_it_later() -> None:
     method = FedLGD(**SMALL, refine_every=3, refine_until=0)  # one change, after round 1
-    engine, log = played(method, pictures(), rounds=4, sampler=Scripted({2: ["c1"], 3: ["c1"]}))
+    engine, log = played(method, pictures(), rounds=4, sampling=Scripted({2: ["c1"], 3: ["c1"]}))
     assert anchors_sent(log) == {1: (SIZE, 3), 2: (SIZE, 2), 4: (SIZE, 1)}
     latest = engine.states[SERVER].anchors
     assert all(torch.equal(engine.states[f"c{i}"].anchors, latest) for i in range(3))
@@ -220,8 +219,8 @@ def test_a_client_that_did_not_answer_is_sent_the_global_set_again() -> None:
 def test_without_refinement_the_messages_are_those_of_fedavg() -> None:
     world = pictures()
     script = Scripted({1: ["c1"], 2: ["c0"]})
-    _, log = played(FedLGD(**SMALL, refine_every=0), world, rounds=3, sampler=script)
-    _, other = played(FedAvg(), world, rounds=3, sampler=script)
+    _, log = played(FedLGD(**SMALL, refine_every=0), world, rounds=3, sampling=script)
+    _, other = played(FedAvg(), world, rounds=3, sampling=script)
 
     def floats(log: MemoryLog) -> list[tuple[int, str, int]]:
         rows = [row for row in log.messages if row.field == "weights"]
@@ -241,7 +240,7 @@ def test_virtual_sets_never_leave_their_client() -> None:
 
 def heard(client: str, world: World, method: FedLGD, round: int, own: Own, down: Down) -> Any:
     """The outcome of one client's round, and what it remembers."""
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     engine.restore({client: own})
     made = engine.play(method.update, round, {client: Inbox({SERVER: down})})[client]
     return made.message, engine.states[client]
@@ -362,7 +361,7 @@ def collected(
     method: FedLGD, world: World, sent: Mapping[str, Statistics]
 ) -> tuple[Global, Global]:
     """The server's memory before and after it collects."""
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     before = engine.node(SERVER, 0, "look").state
     engine.play(method.collect, 0, {SERVER: Inbox(sent)})
     after = engine.states[SERVER]
@@ -389,7 +388,7 @@ def test_a_client_sends_a_mean_and_a_deviation_for_each_class_it_holds() -> None
     sent = [row for row in log.messages if row.step == "describe"]
     by_client = {c: sum(r.floats for r in sent if r.sender == c) for c in world.clients}
     assert by_client == {"c0": 2 * 2, "c1": 2 * 3, "c2": 2 * 3}  # one channel
-    engine = InProcess(FedLGD(**AVERAGED), world)
+    engine = engine_for(FedLGD(**AVERAGED), world)
     engine.play(FedLGD(**AVERAGED).warm_up, 0, {"c0": Inbox()})
     told = engine.play(FedLGD(**AVERAGED).describe, 0, {"c0": Inbox()})["c0"].message
     x, y = world.party("c0").data.all()

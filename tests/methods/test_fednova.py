@@ -7,10 +7,9 @@ import torch
 
 from fedstill.core import SGD, Inbox, Node
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import Down, FedAvg, Global
 from fedstill.methods.fednova import FedNova, Up
-from worlds import pictures, played, vectors
+from worlds import engine_for, pictures, played, vectors
 
 
 def aggregated(method: FedNova, start: dict[str, torch.Tensor], **ups: Up) -> dict[str, float]:
@@ -71,7 +70,7 @@ def test_with_unequal_steps_it_is_not_fedavg() -> None:
 def test_the_steps_sent_are_those_actually_taken() -> None:
     # The trap: epochs times examples over batch size would be 2 · 2.5.
     method = FedNova(epochs=2, batch_size=8)
-    engine = InProcess(method, vectors((20,)))
+    engine = engine_for(method, vectors((20,)))
     start = engine.node(SERVER, 0, "look").state.weights
     outcome = engine.play(method.update, 1, {"c0": Inbox({SERVER: Down(start)})})
     sent = outcome["c0"].message

@@ -14,9 +14,9 @@ from contract.test_contract import CHECKS
 from fedstill.core import Batch, Inbox, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.engine import Party
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.population import Party
 from fedstill.federation.sampling import Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedproto import Down, FedProto, Up, nearness
@@ -24,7 +24,7 @@ from fedstill.methods.local import Local
 from fedstill.models import MLP
 from fedstill.parts.class_tables import ClassTable
 from fedstill.parts.heads import projected
-from worlds import World, examples, pictures, played, vectors
+from worlds import World, engine_for, examples, pictures, played, vectors
 
 VALUES: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9}
 
@@ -49,7 +49,7 @@ def empty(classes: int = 3, width: int = 8) -> ClassTable:
 
 
 def sent(method: FedProto, world: World, client: str, table: ClassTable) -> tuple[Up, InProcess]:
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     outcome = engine.play(method.learn, 1, {client: Inbox({SERVER: Down(table)})})
     message = outcome[client].message
     assert isinstance(message, Up)
@@ -104,7 +104,7 @@ def test_two_full_batch_rounds_by_hand() -> None:
     method = FedProto(lr=0.2, batch_size=100, momentum=0.0, pull=3.0)
     model = world.server_model
     parts = {client: world.party(client).data.all() for client in world.clients}
-    start = InProcess(method, world).node("c0", 0, "look").state.weights
+    start = engine_for(method, world).node("c0", 0, "look").state.weights
 
     def task(weights: Any, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(model(weights, x), y)
@@ -153,7 +153,7 @@ def test_the_pull_is_a_mean_over_features_and_skips_classes_without_a_prototype(
 
 
 def aggregated(method: FedProto, world: World, *ups: Up) -> ClassTable:
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     mail = Inbox({f"c{i}": up for i, up in enumerate(ups)})
     engine.play(method.aggregate, 1, {SERVER: mail})
     return engine.states[SERVER].prototypes
@@ -177,7 +177,7 @@ def test_a_class_whose_holders_sleep_keeps_its_prototype() -> None:
         world.parties[client] = replace(world.parties[client], data=data)
     method = FedProto(**VALUES)  # c3 alone holds class 2
     once, _ = played(method, world, rounds=1)
-    asleep, _ = played(method, world, rounds=3, sampler=Scripted({2: ["c3"], 3: ["c3"]}))
+    asleep, _ = played(method, world, rounds=3, sampling=Scripted({2: ["c3"], 3: ["c3"]}))
     before, after = once.states[SERVER].prototypes, asleep.states[SERVER].prototypes
     assert torch.equal(before.rows[2], after.rows[2]) and bool(after.known.all())
     assert not torch.equal(before.rows[0], after.rows[0])

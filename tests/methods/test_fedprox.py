@@ -8,15 +8,14 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Batch, algebra
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedprox import FedProx
-from worlds import pictures, played, vectors
+from worlds import engine_for, pictures, played, vectors
 
 
 def test_two_full_batch_steps_by_hand() -> None:
     world, method = vectors((25,)), FedProx(lr=0.2, epochs=2, batch_size=100, mu=0.7)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     x, y = world.party("c0").data.all()
     grad = torch.func.grad(lambda w: cross_entropy(world.server_model(w, x), y))
     first = algebra.add(start, grad(start), -0.2)  # the spring has no pull at the start
@@ -55,7 +54,7 @@ def test_a_stronger_spring_keeps_clients_nearer() -> None:
     distances = []
     for mu in (0.0, 1.0, 4.0):
         method = FedProx(lr=0.1, epochs=5, batch_size=8, mu=mu)
-        start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+        start = engine_for(method, world).node(SERVER, 0, "look").state.weights
         engine, _ = played(method, world, rounds=1)
         distances.append(float(algebra.square(algebra.sub(engine.states[SERVER].weights, start))))
     assert distances[0] > distances[1] > distances[2]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedrolex import FedRolex
 from fedstill.methods.heterofl import HeteroFL
-from worlds import played, vectors
+from worlds import engine_for, played, vectors
 
 SMALL = {"lr": 0.1, "batch_size": 8}
 
 
 def windows(round: int, client: str) -> set[int]:
     method = FedRolex(budgets=(1.0, 0.5, 0.5, 0.25))
-    server = InProcess(method, vectors()).node(SERVER, round, "broadcast")
+    server = engine_for(method, vectors()).node(SERVER, round, "broadcast")
     return set(method.units(server, client)["layer0"].tolist())
 
 
@@ -44,7 +43,7 @@ def test_after_a_whole_turn_every_unit_was_visited_equally_often() -> None:
 
 def test_weak_clients_alone_train_the_whole_network_in_turn() -> None:
     world, method = vectors(), FedRolex(budgets=(0.25,) * 4, **SMALL)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights["layer0.bias"]
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights["layer0.bias"]
     for rounds, touched in ((1, {0, 1}), (3, {0, 1, 2, 3}), (7, set(range(8)))):
         found = played(method, world, rounds)[0].states[SERVER].weights["layer0.bias"]
         assert set(torch.nonzero(found != start).flatten().tolist()) == touched

@@ -28,7 +28,7 @@ from fedstill.methods.heterofl import HeteroFL, Own, Trained
 from fedstill.models import MLP, AlexNet, PreResNet18
 from fedstill.parts.statistics import measured
 from fedstill.runs.session import state_kinds
-from worlds import World, experiment, pictures, played, vectors
+from worlds import World, engine_for, experiment, pictures, played, vectors
 
 RULES = [HeteroFL, FedDropout, FedRolex]
 SMALL = {"lr": 0.1, "batch_size": 8}
@@ -63,7 +63,7 @@ def test_full_width_for_all_is_fedavg_bit_for_bit(kind: type[HeteroFL], world: A
 def test_the_first_units_are_trained_and_averaged_over_their_holders() -> None:
     world = vectors((20, 27))  # MLP 4-8-3
     method = HeteroFL(lr=0.5, batch_size=100, budgets=(1.0, 0.5), scaler=False)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     engine, _ = played(method, world, 1)
 
     def stepped(client: str, weights: Weights, model: Any) -> Weights:
@@ -97,7 +97,7 @@ def test_the_first_units_are_trained_and_averaged_over_their_holders() -> None:
 def test_what_nobody_holds_stays_as_it_was() -> None:
     world = vectors()
     method = HeteroFL(budgets=(0.5, 0.25, 0.5, 0.25), **SMALL)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     found = weights_of(played(method, world, 3)[0])
     assert torch.equal(found["layer0.weight"][4:], start["layer0.weight"][4:])
     assert torch.equal(found["head.weight"][:, 4:], start["head.weight"][:, 4:])
@@ -145,7 +145,7 @@ def test_clients_of_one_budget_hear_one_message() -> None:
 
 
 def test_only_those_who_are_awake_are_sent_their_part() -> None:
-    _, log = played(HeteroFL(rho=3), vectors(), 1, sampler=Scripted({1: ["c0"]}))
+    _, log = played(HeteroFL(rho=3), vectors(), 1, sampling=Scripted({1: ["c0"]}))
     assert len([row for row in log.messages if row.direction == "down"]) == 3
 
 
@@ -160,7 +160,7 @@ def test_engines_agree_with_clients_of_different_widths(kind: type[HeteroFL]) ->
 
 def test_the_scaler_is_used_in_training_and_can_be_left_out() -> None:
     world, method = vectors(), HeteroFL(rho=3)
-    node = InProcess(method, world).node("c1", 1, "update")
+    node = engine_for(method, world).node("c1", 1, "update")
     assert method.narrowed(node, "c1").scaler and method.narrowed(node, "c1").rate == 0.5
     assert not HeteroFL(scaler=False).narrowed(node, "c1").scaler
     with_it, without = (
@@ -174,16 +174,16 @@ def test_masked_logits_are_zero_and_rows_of_lacking_classes_are_not_averaged() -
     method = HeteroFL(masked=True, rho=0, **SMALL)
     model, batch = world.server_model, world.party("c0").data.all()
     weights = model.init(0)
-    held = method.held(InProcess(method, world).node("c0", 1, "update"))
+    held = method.held(engine_for(method, world).node("c0", 1, "update"))
     assert held is not None and held.tolist() == [1, 1, 0]
     logits = model(weights, batch.x)
     logits[:, 2] = 0  # not minus infinity
     expected = cross_entropy(logits, batch.y)
     found = method.objective(model, weights, batch, weights, held)
     assert float(found) == pytest.approx(float(expected))
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     away = Scripted({1: ["c1", "c2", "c3"]})
-    alone, log = played(method, world, 1, sampler=away)
+    alone, log = played(method, world, 1, sampling=away)
     assert torch.equal(weights_of(alone)["head.weight"][2], start["head.weight"][2])
     assert not torch.isclose(weights_of(alone)["head.weight"][:2], start["head.weight"][:2]).any()
     assert [row.floats for row in log.messages if row.field == "held"] == [3]
@@ -191,8 +191,8 @@ def test_masked_logits_are_zero_and_rows_of_lacking_classes_are_not_averaged() -
 
 def test_without_masks_every_row_is_averaged() -> None:
     world, method = vectors(), HeteroFL(rho=0, **SMALL)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
-    alone, _ = played(method, world, 1, sampler=Scripted({1: ["c1", "c2", "c3"]}))
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
+    alone, _ = played(method, world, 1, sampling=Scripted({1: ["c1", "c2", "c3"]}))
     assert not torch.isclose(weights_of(alone)["head.weight"][2], start["head.weight"][2]).any()
 
 
@@ -252,24 +252,24 @@ def test_parts_are_scored_on_their_own_test_sets_under_their_own_name() -> None:
 
 def test_only_parts_that_were_trained_are_scored() -> None:
     method = HeteroFL(rho=3, score_parts=True, **SMALL)
-    _, log = played(method, vectors(), 1, sampler=Scripted({1: ["c1"]}))
+    _, log = played(method, vectors(), 1, sampling=Scripted({1: ["c1"]}))
     assert {row.node for row in log.metrics if row.step == "evaluate"} == {SERVER, "c0", "c2", "c3"}
 
 
 def test_a_run_with_kept_parts_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     world, method = vectors(), FedDropout(rho=3, score_parts=True, **SMALL)
     straight, _ = played(method, world, 3)
-    first = InProcess(method, world)
+    first = engine_for(method, world, rounds=2)
 
     def save(round: int) -> None:
         checkpoint.write(tmp_path, round, first.states, digest="d")
 
-    run(experiment(method, world, 2), first, MemoryLog(), save=save)
+    run(first, MemoryLog(), save=save)
     saved = checkpoint.read_latest(tmp_path, state_kinds(method), digest="d")
     assert saved is not None and isinstance(saved.states["c1"], Own)
-    second, again = InProcess(method, world), MemoryLog()
+    second, again = engine_for(method, world, rounds=3), MemoryLog()
     second.restore(saved.states)
-    run(experiment(method, world, 3), second, again, done=2)
+    run(second, again, done=2)
     assert all(torch.equal(t, weights_of(straight)[n]) for n, t in weights_of(second).items())
     assert len([r for r in again.metrics if r.name == "accuracy"]) == 4 + 4
 
@@ -340,7 +340,7 @@ def test_when_nobody_sends_a_fitting_part_the_network_stays() -> None:
             return message if sender == SERVER else super().carry(message, sender, 2, step)
 
     world, method = vectors(), HeteroFL(rho=0, **SMALL)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     engine, log = played(method, world, 1, channels=[All("")], bad_messages="leave_out")
     assert len(log.notes) == 4
     assert all(torch.equal(tensor, start[name]) for name, tensor in weights_of(engine).items())

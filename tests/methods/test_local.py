@@ -7,16 +7,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.local import Local
-from worlds import played, vectors
+from worlds import engine_for, played, vectors
 
 
 def test_a_full_batch_round_is_one_step_down_the_clients_own_loss() -> None:
     world, method = vectors(), Local(lr=0.5, batch_size=100)
-    begin = InProcess(method, world)
+    begin = engine_for(method, world)
     engine, _ = played(method, world, rounds=1)
     for client in world.clients:
         (x, y), model = world.party(client).data.all(), world.party(client).model
@@ -43,7 +42,7 @@ def test_nothing_travels_and_the_server_remembers_nothing() -> None:
 
 def test_all_clients_of_one_architecture_start_from_the_same_weights() -> None:
     world = vectors()
-    engine = InProcess(Local(), world)
+    engine = engine_for(Local(), world)
     starts = [engine.node(client, 0, "look").state.weights for client in world.clients]
     assert all(torch.equal(starts[0][name], start[name]) for start in starts for name in start)
 
@@ -58,7 +57,7 @@ def test_every_clients_model_is_scored_on_every_test_set() -> None:
 def test_a_client_learns_only_when_it_is_awake_and_goes_on_from_its_own_weights() -> None:
     world, method = vectors(), Local(lr=0.5, batch_size=100)
     absent = {1: ["c1"], 2: ["c0", "c2", "c3"]}
-    engine, _ = played(method, world, rounds=2, sampler=Scripted(absent))
+    engine, _ = played(method, world, rounds=2, sampling=Scripted(absent))
     once, _ = played(method, world, rounds=1)
     for client in ("c0", "c1"):  # full batches: which round it was does not matter
         for name, reached in engine.states[client].weights.items():

@@ -14,13 +14,12 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Batch, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.moon import Moon
 from fedstill.models import ConvNet
 from fedstill.parts.heads import projected
-from worlds import World, pictures, played, vectors
+from worlds import World, engine_for, pictures, played, vectors
 
 VALUES: dict[str, Any] = {
     "lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9, "weight_decay": 0.01,
@@ -71,7 +70,7 @@ def test_the_first_round_is_fedavg_since_global_and_previous_are_the_same() -> N
 def test_the_objective_by_hand() -> None:
     world = vectors()
     method = Moon(mu=3.0, temperature=0.5, projection=4)
-    model = method.network(InProcess(method, world).node("c0", 0, "look"))
+    model = method.network(engine_for(method, world).node("c0", 0, "look"))
     now, start, previous = (model.init(seed) for seed in range(3))
     x, y = world.party("c1").data.all()
     z, near, far = (model.features(weights, x) for weights in (now, start, previous))
@@ -91,8 +90,8 @@ def test_two_full_batch_rounds_by_hand() -> None:
     world = vectors((25, 20))
     values: dict[str, Any] = {"lr": 0.2, "batch_size": 100, "momentum": 0.0, "weight_decay": 0.0}
     method = Moon(**values, mu=3.0, projection=4)
-    model = method.network(InProcess(method, world).node("c0", 0, "look"))
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    model = method.network(engine_for(method, world).node("c0", 0, "look"))
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     parts = {client: world.party(client).data.all() for client in world.clients}
     shares = [len(y) for _, y in parts.values()]
 
@@ -127,7 +126,7 @@ def test_two_full_batch_rounds_by_hand() -> None:
 def test_the_other_two_networks_leave_no_statistics_behind() -> None:
     # The trap: in training mode they would note statistics over those of the network that learns.
     world, method = pictures(norm="batch"), Moon(projection=4)
-    model = method.network(InProcess(method, world).node("c0", 0, "look"))
+    model = method.network(engine_for(method, world).node("c0", 0, "look"))
     x, y = world.party("c1").data.all()
     now, start, previous = (model.init(seed) for seed in range(3))
     alone: dict[str, Tensor] = {}
@@ -143,12 +142,12 @@ def test_the_other_two_networks_leave_no_statistics_behind() -> None:
 
 def test_clients_begin_with_the_initial_model_and_keep_their_last_one_while_asleep() -> None:
     world, method = vectors(), Moon(**VALUES, projection=4)
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     start = engine.node(SERVER, 0, "look").state.weights
     for name, tensor in engine.node("c1", 0, "look").state.previous.items():
         assert torch.equal(tensor, start[name])
     once, _ = played(method, world, rounds=1)
-    asleep, _ = played(method, world, rounds=3, sampler=Scripted({2: ["c1"], 3: ["c1"]}))
+    asleep, _ = played(method, world, rounds=3, sampling=Scripted({2: ["c1"], 3: ["c1"]}))
     for name, tensor in once.states["c1"].previous.items():
         assert torch.equal(tensor, asleep.states["c1"].previous[name])
     assert not torch.equal(
@@ -178,9 +177,8 @@ def test_the_servers_model_is_scored_with_the_head() -> None:
 
 
 def test_the_head_is_as_wide_as_the_features_and_then_256() -> None:
-    world = pictures()
-    world.server_model = ConvNet((3, 32, 32), 10)
-    node = InProcess(Moon(), world).node(SERVER, 0, "look")
+    world = World({}, ConvNet((3, 32, 32), 10))
+    node = engine_for(Moon(), world).node(SERVER, 0, "look")
     initial = Moon().network(node).initial()
     assert initial["projection0.weight"].shape == (2048, 2048)
     assert initial["projection1.weight"].shape == (256, 2048)

@@ -9,16 +9,15 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Inbox, Node, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.scaffold import Down, Global, Own, Scaffold, Up
-from worlds import pictures, played, vectors
+from worlds import engine_for, pictures, played, vectors
 
 
 def test_one_full_batch_step_a_round_is_gradient_descent_on_the_mean_loss() -> None:
     world, method = vectors(), Scaffold(lr=0.5, batch_size=100)
-    weights: Weights = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    weights: Weights = engine_for(method, world).node(SERVER, 0, "look").state.weights
     held = [world.party(client).data.all() for client in world.clients]
 
     def loss(w: Weights) -> torch.Tensor:
@@ -33,7 +32,7 @@ def test_one_full_batch_step_a_round_is_gradient_descent_on_the_mean_loss() -> N
 
 def test_after_one_full_batch_step_a_control_is_the_clients_gradient() -> None:
     world, method = vectors(), Scaffold(lr=0.5, batch_size=100)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     engine, _ = played(method, world, rounds=1)
     for client in world.clients:
         x, y = world.party(client).data.all()
@@ -66,7 +65,7 @@ def test_client_controls_sum_to_n_times_the_servers(absent: dict[int, list[str]]
     # From zero it holds even when some sleep: the server adds their changes over all N.
     world = vectors()
     method = Scaffold(lr=0.1, epochs=2, batch_size=7)
-    engine, _ = played(method, world, rounds=4, sampler=Scripted(absent))
+    engine, _ = played(method, world, rounds=4, sampling=Scripted(absent))
     own = [engine.states[client].control for client in world.clients]
     for name, common in engine.states[SERVER].control.items():
         assert torch.allclose(sum(c[name] for c in own), 4 * common, atol=1e-4)
@@ -77,7 +76,7 @@ def test_a_local_step_and_the_new_control_by_hand() -> None:
     world, method = vectors((25,)), Scaffold(lr=0.5, batch_size=100)
     start = world.server_model.init(0)
     own, common = (algebra.scale(world.server_model.init(seed), 0.1) for seed in (1, 2))
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     engine.restore({"c0": Own(own)})
     mail = Inbox({SERVER: Down(start, common)})
     up = engine.play(method.update, 1, {"c0": mail})["c0"].message
@@ -99,7 +98,7 @@ def test_a_correction_of_the_step_leaves_momentum_alone() -> None:
     )
     model, start = world.server_model, world.server_model.init(0)
     own, common = (algebra.scale(model.init(seed), 0.1) for seed in (1, 2))
-    engine = InProcess(method, world)
+    engine = engine_for(method, world)
     engine.restore({"c0": Own(own)})
     mail = Inbox({SERVER: Down(start, common)})
     up = engine.play(method.update, 1, {"c0": mail})["c0"].message
@@ -129,7 +128,7 @@ def test_without_momentum_both_corrections_are_the_same() -> None:
 
 def test_the_new_control_is_the_mean_gradient_over_the_steps_taken() -> None:
     world, method = vectors((20,)), Scaffold(lr=0.1, epochs=2, batch_size=8)
-    start = InProcess(method, world).node(SERVER, 0, "look").state.weights
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     engine, _ = played(method, world, rounds=1)
     for name, control in engine.states["c0"].control.items():
         way = start[name] - engine.states[SERVER].weights[name]
@@ -164,7 +163,7 @@ def test_the_server_divides_by_all_clients_and_not_by_those_awake() -> None:
 
 def test_controls_start_at_zero_and_leave_statistics_out() -> None:
     world = pictures(norm="batch")
-    engine = InProcess(Scaffold(), world)
+    engine = engine_for(Scaffold(), world)
     common = engine.node(SERVER, 0, "look").state.control
     own = engine.node("c0", 0, "look").state
     assert isinstance(own, Own)
@@ -196,7 +195,7 @@ def test_a_sleeping_clients_control_is_not_touched() -> None:
     world = vectors()
     method = Scaffold(lr=0.1, batch_size=7)
     before, _ = played(method, world, rounds=1)
-    after, _ = played(method, world, rounds=2, sampler=Scripted({2: ["c1"]}))
+    after, _ = played(method, world, rounds=2, sampling=Scripted({2: ["c1"]}))
     for name, control in before.states["c1"].control.items():
         assert torch.equal(control, after.states["c1"].control[name])
 

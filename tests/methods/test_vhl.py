@@ -12,11 +12,10 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Batch, Weights
 from fedstill.core.errors import BadValue, StepError
 from fedstill.core.node import SERVER
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.vhl import VHL, Mixed, Virtual
 from fedstill.parts.losses import supervised_contrastive
-from worlds import CLASSES, pictures, played, vectors
+from worlds import CLASSES, engine_for, pictures, played, vectors
 
 COMMON: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9}
 SMALL: dict[str, Any] = {**COMMON, "per_class": 3, "virtual_batch": 5, "generator_width": 4}
@@ -47,8 +46,8 @@ def test_with_vanishing_terms_vhl_nears_fedavg() -> None:
 
 def test_extra_labels_without_terms_start_as_fedavg_and_double_the_head() -> None:
     world = pictures()
-    start = InProcess(FedAvg(), world).node(SERVER, 0, "look").state.weights
-    doubled = InProcess(VHL(), world).node(SERVER, 0, "look").state.weights
+    start = engine_for(FedAvg(), world).node(SERVER, 0, "look").state.weights
+    doubled = engine_for(VHL(), world).node(SERVER, 0, "look").state.weights
     assert doubled["head.weight"].shape[0] == 2 * start["head.weight"].shape[0]
     for name, tensor in start.items():
         if not name.startswith("head"):

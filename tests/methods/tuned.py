@@ -8,9 +8,8 @@ import torch
 
 from fedstill.core import Method, Weights
 from fedstill.core.node import SERVER, Inbox, Node
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
-from worlds import World, finished, played
+from worlds import World, engine_for, finished, played
 
 FAST = {"lr": 0.1, "batch_size": 8}
 BASE = FedAvg(**FAST)
@@ -40,7 +39,7 @@ def sent(method: Method, world: World, rounds: int = 1) -> dict[str, Any]:
 
 def server_of(method: Method, world: World, round: int = 1) -> Node[Any]:
     """The server as the aggregating step sees it."""
-    return InProcess(method, world).node(SERVER, round, "aggregate")
+    return engine_for(method, world).node(SERVER, round, "aggregate")
 
 
 def aggregated(method: Method, world: World, heard: dict[str, Any]) -> Node[Any]:

@@ -15,12 +15,11 @@ import worlds
 from contract.small import small
 from fedstill.core.errors import BadValue
 from fedstill.core.method import Method
-from fedstill.engines.engine import Party
 from fedstill.engines.loops import compiled
 from fedstill.engines.play.batched import Batched
-from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.play.streams import Streams
 from fedstill.federation import checkpoint
+from fedstill.federation.population import Party
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
@@ -104,9 +103,9 @@ def test_dropout_of_a_resumed_run_is_that_of_a_straight_one_bit_for_bit() -> Non
         checkpoint.write(Path(folder), 2, first.states, digest="d")
         saved = checkpoint.read_latest(Path(folder), state_kinds(method), digest="d")
     assert saved is not None
-    second = InProcess(method, world)
+    second = worlds.engine_for(method, world, rounds=4)
     second.restore(saved.states)
-    run(worlds.experiment(method, world, 4), second, MemoryLog(), done=2)
+    run(second, MemoryLog(), done=2)
     for name, tensor in weights_of(straight).items():
         assert torch.equal(tensor, weights_of(second)[name]), name
 

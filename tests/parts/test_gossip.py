@@ -237,8 +237,8 @@ class Agree(Method):
 def test_peers_who_send_only_to_neighbours_reach_the_mean_of_all() -> None:
     sizes = (20, 27, 23, 30, 22, 28)
     world = vectors(sizes)
-    hearing = Ring().graph(world.clients, 0)
-    engine, log = played(Agree(steps=25), world, rounds=1, hearing=hearing)
+    topology = Ring()
+    engine, log = played(Agree(steps=25), world, rounds=1, topology=topology)
     for client in world.clients:
         assert engine.states[client].now.item() == pytest.approx(sum(sizes) / 6, abs=1e-3)
     assert len(log.messages) == 25 * 6

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from fedstill.core.errors import StepError
 from fedstill.core.seeds import generator
 from fedstill.engines.play.batched import Batched
-from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.views import Moves, drawn_moves, moved, viewed
-from worlds import pictures, played, vectors
+from worlds import engine_for, pictures, played, vectors
 
 
 def moves(*each: tuple[int, int, bool]) -> Moves:
@@ -65,7 +64,7 @@ def test_every_move_of_up_to_an_eighth_of_the_side_is_as_likely() -> None:
 
 def test_batches_made_together_are_those_made_one_by_one() -> None:
     world = pictures()
-    client = InProcess(FedAvg(), world).node("c1", 1, "update")
+    client = engine_for(FedAvg(), world).node("c1", 1, "update")
     plan = client.data.batches(9, client.rng("order"), epochs=2)
     seen = viewed(plan, "crop_flip", client)
     together = seen.ahead(1, 3)

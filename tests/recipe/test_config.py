@@ -14,10 +14,12 @@ from fedstill.core.errors import RecipeError
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.moon import Moon
-from fedstill.recipe.build import Built, chosen_scores, decisive, differences
+from fedstill.recipe.build import experiment_of
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import overridden, read_recipe
 from fedstill.recipe.toml import toml_text
+from fedstill.runs import digest as digests
+from fedstill.runs.digest import decisive, differences
 from small_recipes import tables, write_recipe
 
 BASE: dict[str, Any] = {"data": {"name": "digits5"}, "method": {"name": "fedavg"}}
@@ -179,7 +181,7 @@ def test_the_digest_knows_what_decides_the_numbers(tmp_path):
 
     def digest(*changes: str) -> str:
         (recipe,) = checked(read_recipe(path, changes))
-        return Built(recipe).digest()
+        return digests.digest(decisive(recipe), experiment_of(recipe).population)
 
     same = ["run.rounds=9", "run.name=x", "run.device=auto", "run.evaluate_every=2",
             "method.label=x", "engine.name=batched", "about.note=x"]  # fmt: skip
@@ -198,6 +200,10 @@ def test_differences_name_each_value_that_changed():
     assert differences(decisive(recipe), decisive(recipe)) == []
 
 
+def models_of(recipe: Any) -> Any:
+    return experiment_of(recipe).population.models
+
+
 def test_networks_go_by_name_else_in_turn_else_the_common_one(tmp_path):
     made = tables(tmp_path, method={"name": "local"})
     made["models"] = {
@@ -209,7 +215,7 @@ def test_networks_go_by_name_else_in_turn_else_the_common_one(tmp_path):
     made["models"]["clients"] = {"west": {"hidden": [4]}}
     del made["method"]["lr"]
     (recipe,) = checked(made)
-    widths = {name: model.describe()["hidden"] for name, model in Built(recipe).models.items()}
+    widths = {name: model.describe()["hidden"] for name, model in models_of(recipe).items()}
     assert widths == {"east": (6,), "north": (5,), "west": (4,)}
 
 
@@ -219,15 +225,32 @@ def test_options_of_one_network_are_not_given_to_another(tmp_path):
     small = {"name": "convnet", "width": 4, "depth": 1}
     made["models"] = {"name": "mlp", "hidden": [6], "clients": {"west": small}}
     (recipe,) = checked(made)
-    names = {name: model.describe()["name"] for name, model in Built(recipe).models.items()}
+    names = {name: model.describe()["name"] for name, model in models_of(recipe).items()}
     assert names == {"east": "mlp", "north": "mlp", "west": "convnet"}
     made["models"] = {"name": "mlp", "cycle": [small], "clients": {"west": {"hidden": [6]}}}
     with pytest.raises(RecipeError, match="models: a convnet has no key 'hidden'"):
-        Built(checked(made)[0])
+        experiment_of(checked(made)[0])
 
 
-def test_beyond_thirty_clients_each_model_is_scored_on_its_own():
-    (recipe,) = checked(BASE)
-    assert [chosen_scores(recipe, clients) for clients in (30, 31)] == ["cross", "own"]
-    (recipe,) = checked({**BASE, "run": {"scores": "own"}})
-    assert chosen_scores(recipe, 2) == "own"
+@pytest.mark.parametrize(("clients", "crosswise"), [(30, True), (31, False)])
+def test_beyond_thirty_clients_each_model_is_scored_on_its_own(clients: int, crosswise: bool):
+    split = {"name": "digits5", "partition": {"kind": "iid", "clients": clients}}
+    (recipe,) = checked({**BASE, "data": split})
+    assert experiment_of(recipe).scores_crosswise == crosswise
+    (recipe,) = checked({**BASE, "data": split, "run": {"scores": "own"}})
+    assert not experiment_of(recipe).scores_crosswise
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"name": "lanes", "lanes": 4}, {"name": "streams", "streams": 4}),
+        ({"lanes": 2}, {"streams": 2}),
+    ],
+)
+def test_older_words_for_an_engine_mean_todays(old: dict[str, Any], new: dict[str, Any]):
+    (before,), (now,) = (checked({**BASE, "engine": table}) for table in (old, new))
+    assert before == now
+    assert "lanes" not in toml_text(before.as_tables())
+    with pytest.raises(RecipeError, match=r"engine.lanes is the older word for engine.streams"):
+        checked({**BASE, "engine": {**old, **new}})

@@ -10,7 +10,7 @@ import pytest
 
 from fedstill.logbook.reader import read_run
 from fedstill.recipe.toml import toml_text
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 from small_recipes import CONVNET, fedstill, images_recipe, last_weights, tables
 
 LITTLE: dict[str, Any] = {

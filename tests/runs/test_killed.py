@@ -19,7 +19,9 @@ from fedstill.logbook.writer import FolderLog
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
-from fedstill.runs import session as runs
+from fedstill.runs import folder as folders
+from fedstill.runs import recipes as runs
+from fedstill.runs import session
 from small_recipes import FEDDM, fedstill, images_recipe, last_weights, metrics
 
 KILLS = 10  # of each method
@@ -135,8 +137,8 @@ def dying(function: Any, call: int) -> Any:
 
 PLACES = [
     (checkpoint, "_put"), (checkpoint, "_publish"), (checkpoint, "_tidy"), (FolderLog, "write"),
-    (FolderLog, "flush"), (runs, "_write_whole"), (runs, "write_json"), (runs, "write_summary"),
-    (runs, "_write_partition"),
+    (FolderLog, "flush"), (folders, "write_whole"), (folders, "write_json"),
+    (session, "write_summary"), (folders, "_write_partition"),
 ]  # fmt: skip
 
 
@@ -169,7 +171,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path):
     recipe = images_recipe(tmp_path, SCAFFOLD)
     folder = tmp_path / "run"
     fedstill("run", recipe, "--out", folder)
-    with runs._alone(folder):
+    with folders.alone(folder):
         said = fedstill("resume", folder)
     assert said.code == 2
     assert f"another process is writing to {folder}" in said.err

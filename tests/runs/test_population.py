@@ -15,7 +15,7 @@ from fedstill.logbook.reader import read_run
 from fedstill.recipe.check import checked
 from fedstill.recipe.tables import Recipe
 from fedstill.report.tables import comparison
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 from small_recipes import fedstill, last_weights, metrics, tables, write_client, write_recipe
 
 METHODS: dict[str, dict[str, Any]] = {

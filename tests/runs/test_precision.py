@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from fedstill.engines.execution import Execution
 from fedstill.models import MLP, AlexNet, ConvNet
-from fedstill.recipe.build import half_notes
 from fedstill.recipe.check import checked
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 from small_recipes import tables
 
 
-def test_what_is_not_in_half_precision_is_noted() -> None:
+def test_what_is_not_in_half_precision_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     convnet = ConvNet((3, 8, 8), 2, norm="group")
-    gpu = torch.device("cuda")
-    assert half_notes(gpu, [convnet, MLP((4,), 2), AlexNet((3, 8, 8), 2)]) == [
+    half = Execution(device="cuda", precision="half")
+    assert half.notes([convnet, MLP((4,), 2), AlexNet((3, 8, 8), 2)]) == [
         "convnet: not in half precision here, but as with tf32",
         "mlp: not in half precision here, but as with tf32",
     ]
-    assert "on a CPU all is single precision" in half_notes(torch.device("cpu"), [])[0]
+    assert (
+        "on a CPU all is single precision" in Execution(device="cpu", precision="half").notes([])[0]
+    )
+    assert Execution(device="cpu").notes([convnet]) == []
 
 
 def test_a_run_on_a_cpu_notes_that_it_is_in_single_precision(tmp_path: Path) -> None:

@@ -12,11 +12,19 @@ import torch
 from fedstill.core.errors import DataError, FedstillError, RecipeError
 from fedstill.core.node import SERVER
 from fedstill.logbook.reader import read_run
-from fedstill.recipe.build import Built
 from fedstill.recipe.check import checked
 from fedstill.recipe.toml import toml_text
-from fedstill.runs import session as runs
-from small_recipes import CLIENTS, fedstill, last_weights, metrics, tables, write_client
+from fedstill.runs import recipes as runs
+from small_recipes import (
+    CLIENTS,
+    Ready,
+    fedstill,
+    last_weights,
+    metrics,
+    ready,
+    tables,
+    write_client,
+)
 
 FEDDF: dict[str, Any] = {"name": "feddf", "lr": 0.05, "distil_steps": 3, "distil_batch": 10}
 FCCL: dict[str, Any] = {"name": "fccl", "lr": 0.01, "pretrain_epochs": 2, "public_batch": 10}
@@ -35,9 +43,9 @@ def recipe_tables(
     return made
 
 
-def built(folder: Path, *args: Any, **data: Any) -> Built:
+def built(folder: Path, *args: Any, **data: Any) -> Ready:
     (recipe,) = checked(recipe_tables(folder, *args, **data))
-    return Built(recipe)
+    return ready(recipe)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -84,12 +92,9 @@ def test_methods_that_need_no_public_data_run_beside_those_that_do(tmp_path: Pat
 
 def test_the_seed_of_the_split_chooses_the_images(tmp_path: Path) -> None:
     one = built(tmp_path, FEDDF, seed=3)
-    assert one.public is not None
-    digests = {one.public.digest()}
+    digests = {one.experiment.population.public.digest()}
     for changes in ({"seed": 3}, {"seed": 4}, {}):
-        found = built(tmp_path, FEDDF, **changes).public
-        assert found is not None
-        digests.add(found.digest())
+        digests.add(built(tmp_path, FEDDF, **changes).experiment.population.public.digest())
     assert len(digests) == 3  # 3, 4, and the run's own 0
 
 
@@ -101,7 +106,7 @@ def test_public_images_may_be_ones_own_and_lie_in_another_folder(tmp_path: Path)
     made = built(tmp_path, FEDDF, public)
     assert len(made.experiment.population.public) == 24
     same = "public: own is also what the clients hold, so images may be their own"
-    assert same in made.notes
+    assert same in made.experiment.population.notes
 
 
 def test_more_images_than_there_are_and_missing_files_are_refused_by_the_table(

@@ -20,7 +20,8 @@ from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
 from fedstill.runs import pictures
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
+from fedstill.runs.session import Session
 from small_recipes import (
     CLIENTS,
     FEDDM,
@@ -180,7 +181,7 @@ def test_pictures_of_synthetic_images_survive_a_kill_after_the_last_round(tmp_pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_finish", stop)
+        patch.setattr(Session, "_finish", stop)
         with pytest.raises(KeyboardInterrupt):
             runs.begin(recipe_from(path), tmp_path / "run")
     runs.resume(tmp_path / "run")

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill.engines.execution import LIGHT, Execution, work
 from fedstill.models import MLP, MODELS, ConvNet
-from fedstill.recipe.build import LIGHT, chosen_threads, engine_name, work
 from fedstill.recipe.check import checked
-from fedstill.recipe.tables import EngineTable
-from fedstill.runs import session as runs
+from fedstill.runs import recipes as runs
 from small_recipes import tables
 
 CPU = torch.device("cpu")
@@ -39,23 +38,32 @@ def test_every_network_can_be_counted(name: str) -> None:
     assert work(MODELS[name]((3, 32, 32), 10)) > 0
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.usefixtures("gpu")
 def test_light_networks_get_one_thread_and_heavy_ones_what_torch_has() -> None:
     light = MLP((1, 28, 28), 10)
     assert work(light) < LIGHT < work(HEAVY)
-    assert chosen_threads(CPU, [light]) == 1
-    assert chosen_threads(CPU, [light, HEAVY]) == 3
-    assert chosen_threads(torch.device("cuda"), [light]) == 3
+    assert Execution(device="cpu").chosen_threads([light]) == 1
+    assert Execution(device="cpu").chosen_threads([light, HEAVY]) == 3
+    assert Execution(device="cuda").chosen_threads([light]) == 3
+    assert Execution(device="cpu", threads=2).chosen_threads([light]) == 2
 
 
+@pytest.mark.usefixtures("gpu")
 def test_auto_stacks_slight_networks_on_a_cpu_and_nothing_with_convolutions() -> None:
     slight, wide = MLP((1, 28, 28), 10, hidden=(64,)), MLP((1, 28, 28), 10, hidden=(200, 200))
-    narrow, auto = ConvNet((1, 8, 8), 2, width=1), EngineTable()
+    narrow, here = ConvNet((1, 8, 8), 2, width=1), Execution(device="cpu")
     assert work(narrow) < work(slight) < work(wide)
-    assert engine_name(auto, CPU, [slight]) == "batched"
-    assert engine_name(auto, CPU, [slight, wide]) == "in_process"
-    assert engine_name(auto, CPU, [narrow]) == "in_process"
-    assert engine_name(auto, torch.device("cuda"), [slight]) == "lanes"
-    assert engine_name(EngineTable(name="in_process"), CPU, [slight]) == "in_process"
+    assert here.engine_name([slight]) == "batched"
+    assert here.engine_name([slight, wide]) == "in_process"
+    assert here.engine_name([narrow]) == "in_process"
+    assert Execution(device="cuda").engine_name([slight]) == "streams"
+    assert Execution("in_process", "cpu").engine_name([slight]) == "in_process"
 
 
 @pytest.mark.parametrize(("told", "used"), [({}, 1), ({"threads": 2}, 2)])

@@ -15,12 +15,21 @@ from fedstill.core.node import SERVER
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
-from fedstill.recipe.build import Built
 from fedstill.recipe.check import checked
 from fedstill.recipe.tables import Recipe
 from fedstill.recipe.toml import toml_text
-from fedstill.runs import session as runs
-from small_recipes import CLASSES, CLIENTS, CONVNET, fedstill, last_weights, metrics, tables
+from fedstill.runs import recipes as runs
+from small_recipes import (
+    CLASSES,
+    CLIENTS,
+    CONVNET,
+    Ready,
+    fedstill,
+    last_weights,
+    metrics,
+    ready,
+    tables,
+)
 
 VIRTUAL: dict[str, Any] = {"per_class": 2, "warm_up_steps": 2, "real_batch": 8}
 LOCAL: dict[str, Any] = {"lr": 0.05, "batch_size": 4}
@@ -46,13 +55,13 @@ def written(folder: Path, made: dict[str, Any]) -> Path:
     return path
 
 
-def labels_of(built: Built, client: str) -> list[int]:
+def labels_of(built: Ready, client: str) -> list[int]:
     labels: list[int] = built.experiment.population.party(client).data.labels.tolist()
     return labels
 
 
-def played(built: Built) -> Any:
-    run(built.experiment, built.engine, MemoryLog())
+def played(built: Ready) -> Any:
+    run(built.engine, MemoryLog())
     return built.engine.states[SERVER]
 
 
@@ -64,7 +73,7 @@ def test_every_weight_method_runs_on_virtual_data(tmp_path: Path, name: str) -> 
 
 
 def test_clients_learn_from_their_sets_and_are_tested_on_real_examples(tmp_path: Path) -> None:
-    built = Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
+    built = ready(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
     for client in CLIENTS:
         party = built.experiment.population.party(client)
         assert party.data.labels.tolist() == [0, 0, 1, 1, 2, 2]
@@ -72,8 +81,8 @@ def test_clients_learn_from_their_sets_and_are_tested_on_real_examples(tmp_path:
 
 
 def test_the_second_method_finds_the_sets_that_the_first_one_made(tmp_path: Path) -> None:
-    first = Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
-    second = Built(recipe(tmp_path, {"name": "scaffold", **LOCAL}))
+    first = ready(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
+    second = ready(recipe(tmp_path, {"name": "scaffold", **LOCAL}))
     assert (first.cache.made, first.cache.found) == (3, 0)
     assert (second.cache.made, second.cache.found) == (0, 3)
     assert any("3 sets made, 0 found" in note for note in first.notes)
@@ -85,22 +94,22 @@ def test_the_second_method_finds_the_sets_that_the_first_one_made(tmp_path: Path
 
 def test_a_method_that_distils_itself_finds_the_same_sets(tmp_path: Path) -> None:
     # A whole number in one place is the same as its float in the other.
-    Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}, pixel_lr=1))
-    ours = Built(recipe(tmp_path, {"name": "fedlgd", **LOCAL, "refine_every": 0}, pixel_lr=1))
+    ready(recipe(tmp_path, {"name": "fedavg", **LOCAL}, pixel_lr=1))
+    ours = ready(recipe(tmp_path, {"name": "fedlgd", **LOCAL, "refine_every": 0}, pixel_lr=1))
     played(ours)
     assert (ours.cache.made, ours.cache.found) == (0, 3)
 
 
 def test_other_values_make_other_sets(tmp_path: Path) -> None:
-    Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
-    other = Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}, warm_up_steps=3))
+    ready(recipe(tmp_path, {"name": "fedavg", **LOCAL}))
+    other = ready(recipe(tmp_path, {"name": "fedavg", **LOCAL}, warm_up_steps=3))
     assert (other.cache.made, other.cache.found) == (3, 0)
 
 
 def test_sets_matched_under_convnets_serve_clients_of_every_architecture(tmp_path: Path) -> None:
-    def built(models: dict[str, Any], **virtual: Any) -> Built:
+    def built(models: dict[str, Any], **virtual: Any) -> Ready:
         made = recipe_tables(tmp_path, {"name": "local", **LOCAL}, **virtual)
-        return Built(checked({**made, "models": models})[0])
+        return ready(checked({**made, "models": models})[0])
 
     first = built(dict(CONVNET), warm_up_network="convnet")
     mixed = built({"name": "mlp"}, warm_up_network="convnet")
@@ -109,17 +118,17 @@ def test_sets_matched_under_convnets_serve_clients_of_every_architecture(tmp_pat
 
 
 def test_fedlgd_finds_the_sets_that_were_matched_under_convnets(tmp_path: Path) -> None:
-    Built(recipe(tmp_path, {"name": "fedavg", **LOCAL}, warm_up_network="convnet"))
+    ready(recipe(tmp_path, {"name": "fedavg", **LOCAL}, warm_up_network="convnet"))
     values = {"name": "fedlgd", **LOCAL, "refine_every": 0}
-    ours = Built(recipe(tmp_path, values, warm_up_network="convnet"))
+    ours = ready(recipe(tmp_path, values, warm_up_network="convnet"))
     played(ours)
     assert (ours.cache.made, ours.cache.found) == (0, 3)
 
 
 def test_fedlgd_without_refinement_is_uniform_fedavg_on_virtual_data(tmp_path: Path) -> None:
     values = {**LOCAL, "refine_every": 0, "weight": 0.0}
-    ours = played(Built(recipe(tmp_path, {"name": "fedlgd", **values})))
-    theirs = played(Built(recipe(tmp_path, {"name": "fedavg", **LOCAL, "weighting": "uniform"})))
+    ours = played(ready(recipe(tmp_path, {"name": "fedlgd", **values})))
+    theirs = played(ready(recipe(tmp_path, {"name": "fedavg", **LOCAL, "weighting": "uniform"})))
     assert ours.weights.keys() == theirs.weights.keys()
     for name, tensor in ours.weights.items():
         assert torch.equal(tensor, theirs.weights[name]), name
@@ -154,7 +163,7 @@ def test_a_start_from_real_examples_has_no_more_images_than_examples_and_none_tw
     tmp_path: Path,
 ) -> None:
     # Each client has eight examples of each class.
-    built = Built(recipe(tmp_path, {"name": "fedavg"}, start="real", per_class=20))
+    built = ready(recipe(tmp_path, {"name": "fedavg"}, start="real", per_class=20))
     for client in CLIENTS:
         assert labels_of(built, client) == [0] * 8 + [1] * 8 + [2] * 8
         images = built.experiment.population.party(client).data.all().x.flatten(1)
@@ -162,7 +171,7 @@ def test_a_start_from_real_examples_has_no_more_images_than_examples_and_none_tw
 
 
 def test_other_starts_have_as_many_images_as_asked_for(tmp_path: Path) -> None:
-    built = Built(recipe(tmp_path, {"name": "fedavg"}, start="noise", per_class=20))
+    built = ready(recipe(tmp_path, {"name": "fedavg"}, start="noise", per_class=20))
     assert labels_of(built, "east") == [0] * 20 + [1] * 20 + [2] * 20
 
 
@@ -192,7 +201,7 @@ def test_a_class_that_some_or_all_clients_lack_has_no_images_there(
     (made,) = checked(recipe_tables(tmp_path, method))
     for client in clients:
         without(tmp_path, client, CLASSES - 1)
-    built = Built(made)
+    built = ready(made)
     state = played(built)
     assert all(torch.isfinite(tensor).all() for tensor in state.weights.values())
     if method["name"] == "fedavg":
@@ -258,7 +267,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_warm_up(tmp_path: 
 
 def test_a_broken_set_in_the_cache_is_refused_by_name(tmp_path: Path) -> None:
     made = recipe_tables(tmp_path, {"name": "fedavg"})
-    Built(checked(made)[0])
+    ready(checked(made)[0])
     files = sorted((tmp_path / "cache").iterdir())
     assert len(files) == 3
     files[0].write_bytes(b"broken")

@@ -13,8 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 
-from fedstill.core import precision
 from fedstill.core.data import Data, Pool, Rows
 from fedstill.core.errors import BadValue, StepError, unknown
 from fedstill.core.method import Method, Step
@@ -31,10 +29,10 @@ from fedstill.core.node import SERVER, Inbox
 from fedstill.core.precision import Precision
 from fedstill.core.records import NodeId
 from fedstill.core.seeds import generator
-from fedstill.engines.engine import Engine, Party
-from fedstill.engines.play.batched import Batched
-from fedstill.engines.play.in_process import InProcess
-from fedstill.engines.play.streams import Streams
+from fedstill.engines.engine import Engine
+from fedstill.engines.execution import Execution, engine_of
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party, Population
 from fedstill.logbook.environment import environment
 from fedstill.logbook.writer import write_json
 from fedstill.methods.fedavg import Down, FedAvg
@@ -105,10 +103,16 @@ class Case:
     precision: Precision = "tf32"
     compile: bool = False  # the steps by torch's compiler
 
-    def made(self, method: Method, people: Crowd) -> Engine:
-        kind = {"in_process": InProcess, "lanes": Streams, "batched": Batched}[self.engine]
-        options: dict[str, Any] = {"record": self.record, "compile": self.compile}
-        return kind(method, people, device=people.device, **options)
+    def execution(self, device: torch.device) -> Execution:
+        """This way, on a device; the number of threads stays as it is."""
+        return Execution(
+            engine=self.engine,
+            device=str(device),
+            precision=self.precision,
+            threads=torch.get_num_threads(),
+            record=self.record,
+            compile=self.compile,
+        )
 
     @property
     def title(self) -> str:
@@ -149,11 +153,10 @@ def measured(
     """Every case of a benchmark, as it is written to a file."""
     benchmark = BENCHMARKS[name]
     facts = machine()  # before the work, so that the load is that of others
-    with as_in_a_run():
-        found = [
-            _timed(benchmark, case, replace(sizes, clients=case.clients), device, repeat)
-            for case in cases(benchmark, sizes, device, compile)
-        ]
+    found = [
+        _timed(benchmark, case, replace(sizes, clients=case.clients), device, repeat)
+        for case in cases(benchmark, sizes, device, compile)
+    ]
     return {
         "benchmark": name,
         "what": benchmark.what,
@@ -189,7 +192,7 @@ def cases(
         return [*plain, *(replace(case, compile=True) for case in plain if compile)]
     fast = [
         Case("in_process", True, one_by_one),
-        Case("lanes", True, sizes.clients),
+        Case("streams", True, sizes.clients),
         replace(stacked, record=True),
     ]
     compiled = [replace(case, compile=True) for case in fast if compile]
@@ -200,21 +203,21 @@ def _timed(
     benchmark: Benchmark, case: Case, sizes: Sizes, device: torch.device, repeat: int
 ) -> Measured:
     found = Measured(case)
-    method = benchmark.method(sizes)
-    people = Crowd.of(sizes, device)
-    engine = case.made(method, people)
-    step, inboxes = work_of(method, engine, people)
-    _forget_peak(device)
-    precision.use(case.precision)
+    experiment = Experiment(benchmark.method(sizes), Crowd.of(sizes, device))
+    execution = case.execution(device)
+    engine = engine_of(experiment, execution)
     try:
-        for number in range(repeat + 1):
-            began = now(device)
-            engine.play(step, number, inboxes)
-            seconds = now(device) - began
-            if number:
-                found.seconds.append(seconds)
-            else:
-                found.first_seconds = seconds
+        with execution.applied(experiment.networks):
+            step, inboxes = work_of(engine)
+            _forget_peak(device)
+            for number in range(repeat + 1):
+                began = now(device)
+                engine.play(step, number, inboxes)
+                seconds = now(device) - began
+                if number:
+                    found.seconds.append(seconds)
+                else:
+                    found.first_seconds = seconds
     except StepError as error:
         found.failed = str(error).split("\n")[0]
         found.seconds.clear()
@@ -227,24 +230,23 @@ def _timed(
     return found
 
 
-def work_of(
-    method: Method, engine: Engine, people: Crowd
-) -> tuple[Step, Mapping[NodeId, Inbox[Any]]]:
+def work_of(engine: Engine) -> tuple[Step, Mapping[NodeId, Inbox[Any]]]:
     """The step that is timed, and what the clients have heard before it."""
+    method, clients = engine.experiment.method, engine.population.clients
     if isinstance(method, Virtual):
-        return method.warm_up, {name: Inbox() for name in people.clients}
+        return method.warm_up, {name: Inbox() for name in clients}
     assert isinstance(method, FedAvg)
     broadcast, update, _ = method.each_round()
     down = engine.play(broadcast, 0, {SERVER: Inbox()})[SERVER].message
     assert isinstance(down, Down)
-    return update, {name: Inbox({SERVER: down}) for name in people.clients}
+    return update, {name: Inbox({SERVER: down}) for name in clients}
 
 
 @dataclass(frozen=True, eq=False)
-class Crowd:
+class Crowd(Population):
     """Clients who all see the same noise, in an order of their own."""
 
-    data: Data
+    examples: Data
     model: Model
     count: int
     device: torch.device
@@ -262,36 +264,27 @@ class Crowd:
         return cls(data, ConvNet(SHAPE, CLASSES, width=sizes.width), sizes.clients, device)
 
     @property
-    def common_test(self) -> None:
-        """Nobody is tested."""
-        return None
+    def clients(self) -> Sequence[NodeId]:
+        return self._named
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        return self._networks
 
     @cached_property
-    def clients(self) -> Sequence[NodeId]:
+    def _named(self) -> Sequence[NodeId]:
         return [f"client-{number:03d}" for number in range(self.count)]
 
     @cached_property
-    def models(self) -> Mapping[NodeId, Model]:
-        return dict.fromkeys(self.clients, self.model)
+    def _networks(self) -> Mapping[NodeId, Model]:
+        return dict.fromkeys(self._named, self.model)
 
-    @property
-    def public(self) -> Data:
-        return Data()
+    def on(self, device: torch.device | str) -> Crowd:
+        """It was made where it is needed."""
+        return self
 
     def party(self, node: NodeId) -> Party:
-        return Party(Data() if node == SERVER else self.data, Data(), self.model)
-
-
-@contextmanager
-def as_in_a_run() -> Iterator[None]:
-    """The choice of kernels that a run makes, so that two with one seed are equal."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
-        precision.use("tf32")
+        return Party(Data() if node == SERVER else self.examples, Data(), self.model)
 
 
 def now(device: torch.device) -> float:

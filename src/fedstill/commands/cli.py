@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Run a recipe: every method in it, for every seed."""
     from fedstill import recipe as config
-    from fedstill.runs import session as runs
+    from fedstill.runs import recipes as runs
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
     labels = only or []
@@ -83,7 +83,7 @@ def resume(
 
     More rounds may be asked for: fedstill resume DIR run.rounds=20
     """
-    from fedstill.runs import session as runs
+    from fedstill.runs import recipes as runs
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
     recipe = runs.recipe_of(folder, changes)
@@ -258,6 +258,7 @@ def data(
         return
     from fedstill import recipe as config
     from fedstill.data import counts_table
+    from fedstill.federation.population import public_notes
     from fedstill.recipe import build
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
@@ -265,7 +266,7 @@ def data(
     collection = build.load_data(first)
     public = build.load_public(first, collection)
     listings.print_rows(counts_table(collection), form)
-    for note in (*collection.notes, *build.public_notes(first, public)):
+    for note in (*collection.notes, *public_notes(public, collection)):
         typer.echo(f"note: {note}", err=True)
     if picture is not None:
         from fedstill.report import grids
@@ -292,11 +293,10 @@ def shift(
     """Measure how far apart clients' data are, before and after distillation."""
     from fedstill import recipe as config
     from fedstill.commands import shift as shifts
-    from fedstill.recipe import build
 
     changes = [*(overrides or []), *_data_dir(data_dir)]
     first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
-    real, distilled = shifts.measured(build.Built(first), most)
+    real, distilled = shifts.measured(first, most)
     listings.print_rows(shifts.pairs(real, distilled), form)
     if picture is not None:
         with _drawing():
@@ -316,7 +316,7 @@ def demo(
     from fedstill.report import plots
     from fedstill.report.tables import comparison
     from fedstill.runs import pictures
-    from fedstill.runs import session as runs
+    from fedstill.runs import recipes as runs
 
     place = files("fedstill") / "recipes" / "demo.toml"
     recipes = config.checked(config.read_recipe(Path(str(place))))
@@ -362,11 +362,11 @@ def bench(
 ) -> None:
     """Measure how fast fedstill is on this machine: time of a step, spread, memory."""
     from fedstill.commands import bench as benches
-    from fedstill.recipe import build
-    from fedstill.runs import session as runs
+    from fedstill.engines.execution import Execution
+    from fedstill.runs import recipes as runs
 
     wanted = benches.chosen(names or [])
-    where = build.chosen_device(device)
+    where = Execution(device=device).torch_device
     reduced = where.type == "cpu" if small is None else small
     target = runs.fresh_folder(out)
     found = []
@@ -499,9 +499,12 @@ def _seeds(text: str) -> list[int]:
 
 def _run_folders(paths: Sequence[Path]) -> list[Path]:
     """Each folder that holds a run, in or below the given ones."""
+    from fedstill.logbook.reader import DESCRIPTIONS
+
     found: list[Path] = []
     for path in paths:
-        below = sorted(p.parent for p in path.rglob("recipe.toml")) if path.is_dir() else []
+        files = (file for name in DESCRIPTIONS for file in path.rglob(name))
+        below = sorted({file.parent for file in files}) if path.is_dir() else []
         found += below or [path]
     return found
 

@@ -44,27 +44,25 @@ def joined() -> Iterator[Transport | None]:
 
 def serve(transport: Transport) -> int:
     """Take part in run after run of rank 0's; the exit code."""
-    from functools import partial
+    from contextlib import ExitStack
 
     from fedstill.engines.ranks import protocol as talk
     from fedstill.engines.ranks import spread
-    from fedstill.federation.evaluate import scores
-    from fedstill.recipe.build import Built
     from fedstill.recipe.check import checked
+    from fedstill.runs.recipes import worker
 
     try:
         while isinstance(request := talk.hear(transport, talk.LEADER), talk.Begin):
-            try:
-                (recipe,) = checked(tomllib.loads(request.recipe))
-                built = Built(recipe, transport)
-                question = partial(scores, built.experiment)
-                worker = spread.Worker(built.own_engine, question, built.standing())
-            except talk.Disconnected:
-                raise
-            except Exception as error:
-                talk.excuse(transport, error)
-            else:
-                spread.serve(worker, transport)
+            with ExitStack() as run:
+                try:
+                    (recipe,) = checked(tomllib.loads(request.recipe))
+                    made = run.enter_context(worker(recipe, transport))
+                except talk.Disconnected:
+                    raise
+                except Exception as error:
+                    talk.excuse(transport, error)
+                else:
+                    spread.serve(made, transport)
     except talk.Disconnected:  # what rank 0 had to say, it has said
         return 2
     except KeyboardInterrupt:

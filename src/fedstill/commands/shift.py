@@ -20,10 +20,15 @@ from torch import Tensor
 from fedstill.core.data import Batch, Data
 from fedstill.core.errors import RecipeError
 from fedstill.core.model import Model
+from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, Weights
 from fedstill.core.seeds import draw, generator
+from fedstill.federation.cache import FolderCache
+from fedstill.methods.virtual import Virtual
 from fedstill.parts.losses import mmd
-from fedstill.recipe.build import Built
+from fedstill.recipe.build import execution_of, experiment_of
+from fedstill.recipe.tables import Recipe
+from fedstill.runs.virtual import virtual_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +41,14 @@ class Cloud:
 
 
 def clouds(
-    people: Mapping[NodeId, Data], model: Model, weights: Weights, most: int, seed: int
+    data: Mapping[NodeId, Data], model: Model, weights: Weights, most: int, seed: int
 ) -> list[Cloud]:
     """Each client's features, at most `most` examples of each, as many of all."""
-    size = min(most, *(len(data) for data in people.values()))
+    size = min(most, *(len(own) for own in data.values()))
     found = []
-    for name, data in people.items():
-        rows = torch.randperm(len(data), generator=generator(seed, "shift", name))[:size]
-        batch: Batch = data.take(rows.to(data.device))
+    for name, own in data.items():
+        rows = torch.randperm(len(own), generator=generator(seed, "shift", name))[:size]
+        batch: Batch = own.take(rows.to(own.device))
         features = model.features(weights, batch.x)
         found.append(Cloud(name, features.detach().cpu(), batch.y.cpu()))
     return found
@@ -82,22 +87,26 @@ def tsne_map(found: Sequence[Cloud], seed: int) -> NDArray[np.float64]:
     return np.asarray(made.fit_transform(everything), dtype=np.float64)
 
 
-def measured(built: Built, most: int = 100) -> tuple[list[Cloud], list[Cloud]]:
+def measured(recipe: Recipe, most: int = 100) -> tuple[list[Cloud], list[Cloud]]:
     """The clients' examples and their distilled sets, seen by the network at its common start."""
-    if built.recipe.data.virtual is None:
+    if recipe.data.virtual is None:
         raise RecipeError(
             "data.virtual is missing: it says how clients distil their data, e.g. "
             "data.virtual.per_class=10 data.virtual.warm_up_steps=300"
         )
-    model = built.server_model.on(built.device)
-    weights = model.init(draw(built.recipe.run.seed, "shift network"))
-    real = {name: built.real.party(name).data for name in built.real.clients}
-    distilled = built.virtual_sets()
-    seed = built.recipe.run.seed
-    return (
-        clouds(real, model, weights, most, seed),
-        clouds(distilled, model, weights, most, seed),
-    )
+    execution, experiment = execution_of(recipe), experiment_of(recipe)
+    virtual, cache = Virtual(**recipe.data.virtual), FolderCache(recipe.run.cache_dir)
+    seed = recipe.run.seed
+    with execution.applied(experiment.networks):
+        population = experiment.population.on(execution.torch_device)
+        model = population.party(SERVER).model.on(execution.torch_device)
+        weights = model.init(draw(seed, "shift network"))
+        real = {name: population.party(name).data for name in population.clients}
+        distilled = virtual_sets(experiment, virtual, execution, cache)
+        return (
+            clouds(real, model, weights, most, seed),
+            clouds(distilled, model, weights, most, seed),
+        )
 
 
 def draw_map(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, path: Path) -> Path:

@@ -18,12 +18,12 @@ from fedstill.core.method import Method, Step
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, State, Weights
-from fedstill.engines.engine import Party
+from fedstill.engines.execution import Execution
 from fedstill.engines.play.rehearsal import Rehearsal
 from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party, Population
 from fedstill.federation.run import run
-from fedstill.federation.sampling import Everyone
-from fedstill.federation.topology import Complete, Graph
+from fedstill.federation.topology import Complete
 from fedstill.logbook.events import Traffic
 from fedstill.logbook.writer import MemoryLog
 from fedstill.wire.codec import describe
@@ -43,31 +43,39 @@ class Stage:
     def names(self) -> Sequence[NodeId]:
         return [f"client-{i}" for i in range(self.clients)]
 
-    @property
-    def graph(self) -> Graph:
-        return Complete().graph(self.names, 0)
-
     def experiment(self, method: Method) -> Experiment:
-        return Experiment(method, _Cast(self), self.graph, Everyone(), rounds=1, evaluate_every=2)
+        """Everybody hears everybody; the last round is scored, but there are no tests."""
+        return Experiment(method, _Cast(self), rounds=1, topology=Complete(), evaluate_every=2)
 
 
-class _Cast:
+class _Cast(Population):
     """Blank images with the right labels."""
 
     def __init__(self, stage: Stage):
         if not 1 <= stage.held <= stage.model.classes:
             raise BadValue(f"held = {stage.held}: must be in [1, {stage.model.classes}]")
         model = quick(stage.model)
-        self.clients = stage.names
-        self.models: Mapping[NodeId, Model] = dict.fromkeys(stage.names, model)
+        self._names = stage.names
+        self._network = model
         blank = torch.zeros(1, *stage.model.shape, dtype=torch.uint8)
-        self.common_test = None
         self.public = Data.unlabelled(blank.expand(stage.public, *stage.model.shape))
         labels = torch.arange(stage.held).repeat_interleave(stage.per_class)
         images = blank.expand(len(labels), *stage.model.shape)
         everything = Rows(Pool(images, labels), torch.arange(len(labels)))
         self._client = Party(Data((everything,)), Data(), model)
         self._server = Party(Data(), Data(), model)
+
+    @property
+    def clients(self) -> Sequence[NodeId]:
+        return self._names
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        return dict.fromkeys(self._names, self._network)
+
+    def on(self, device: torch.device | str) -> Population:
+        """Rehearsals are on the host."""
+        return self
 
     def party(self, node: NodeId) -> Party:
         return self._server if node == SERVER else self._client
@@ -96,8 +104,8 @@ def quick(model: Model) -> Model:
 def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
     """A method in one table; messages are counted per client and, for a broadcast, once."""
     log = MemoryLog()
-    engine = Rehearsal(method, stage.experiment(method).population, graph=stage.graph.neighbours)
-    run(stage.experiment(method), engine, log)
+    engine = Rehearsal(stage.experiment(method), Execution(device="cpu"))
+    run(engine, log)
     steps = [
         _step(part, step, times, log.messages, stage)
         for part, acts in _parts(method).items()

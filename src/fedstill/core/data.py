@@ -262,6 +262,12 @@ class Data:
     def device(self) -> torch.device:
         return self.parts[0].rows.device if self.parts else torch.device("cpu")
 
+    def to(self, device: torch.device | str) -> Data:
+        """The same examples on a device; these themselves where they lie there already."""
+        if not self.parts or self.device == torch.device(device):
+            return self
+        return Data(tuple(Rows(pool.to(device), rows.to(device)) for pool, rows in self.parts))
+
     @property
     def example_shape(self) -> tuple[int, ...]:
         return tuple(self.parts[0].pool.stored.shape[1:]) if self.parts else ()

@@ -9,6 +9,8 @@ rounding does no harm: as many bits, half the memory. Evaluation is not rounded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -25,6 +27,18 @@ def use(precision: Precision) -> None:
     _now = precision
     torch.backends.cudnn.allow_tf32 = precision != "single"
     torch.backends.cuda.matmul.allow_tf32 = precision == "half"
+
+
+@contextmanager
+def using(precision: Precision) -> Iterator[None]:
+    """Compute like this inside, in the whole process; afterwards as before."""
+    global _now
+    before = _now, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    use(precision)
+    try:
+        yield
+    finally:
+        _now, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def half_asked_for() -> bool:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedstill.core import algebra, trees
-from fedstill.core.data import Data
 from fedstill.core.method import Method, Step
-from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
 from fedstill.engines.memories import Memories
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Population
 
 Scores = Mapping[str, Mapping[str, float]]  # by whose test set it is, metrics by name
 Question = Callable[[Node[Any]], Scores]
@@ -33,44 +33,21 @@ class Outcome:
     bad: Sequence[str] | None = None  # tensors of the message with NaN or infinity, if looked at
 
 
-@dataclass(frozen=True, eq=False)
-class Party:
-    """What a node holds from the beginning: data to learn from and to be tested on, a network."""
-
-    data: Data
-    test: Data
-    model: Model
-
-
-class Everybody(Protocol):
-    """Who exists. A party is made when it is asked for.
-
-    `common_test` is the test set of all clients, where they share the very same one.
-    """
-
-    @property
-    def clients(self) -> Sequence[NodeId]: ...
-
-    @property
-    def models(self) -> Mapping[NodeId, Model]: ...
-
-    @property
-    def public(self) -> Data: ...
-
-    @property
-    def common_test(self) -> Data | None: ...
-
-    def party(self, node: NodeId) -> Party: ...
-
-
 class Engine(Protocol):
-    """Carries out one step on many nodes.
+    """Carries out one step of an experiment on many nodes.
 
     In `notes` it says what it had to do otherwise than asked; who plays it takes them away.
     """
 
     name: str
     notes: list[str]
+
+    @property
+    def experiment(self) -> Experiment: ...
+
+    @property
+    def population(self) -> Population:
+        """The experiment's, where this engine computes."""
 
     def play(
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]

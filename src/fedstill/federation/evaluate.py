@@ -12,13 +12,14 @@ from fedstill.core.node import SERVER, Node
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Engine
 from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Population
 from fedstill.logbook.events import Number
 from fedstill.metrics import Metric, chosen, measured
 
 EVERYONE = "everyone"  # stands for all clients where a score is theirs alike
 
 
-def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Number]:
+def evaluate(engine: Engine, round: int) -> Iterator[Number]:
     """Every metric of each scored model on the clients' test sets.
 
     A server's model is tested on every client's set; a client's model on every client's set
@@ -26,16 +27,21 @@ def evaluate(experiment: Experiment, engine: Engine, round: int) -> Iterator[Num
     small sets go through a model together; without `cross`, a server's score on the one set of all
     clients is also written once.
     """
+    experiment = engine.experiment
     scored = holders(experiment.method, engine, experiment.population.clients)
-    for holder, found in engine.look(scored, round, "evaluate", partial(scores, experiment)):
+    question = partial(scores, experiment, engine.population)
+    for holder, found in engine.look(scored, round, "evaluate", question):
         for target, values in found.items():
             for name, value in values.items():
                 yield Number(round, "evaluate", holder, name, target, value)
 
 
-def scores(experiment: Experiment, node: Node[Any]) -> dict[NodeId, dict[str, float]]:
+def scores(
+    experiment: Experiment, population: Population, node: Node[Any]
+) -> dict[NodeId, dict[str, float]]:
     """Metrics of one model by the test set it is scored on."""
-    tests = {target: test for target, test in _tests(experiment, node.id) if len(test)}
+    targets = _tests(experiment, population, node.id)
+    tests = {target: test for target, test in targets if len(test)}
     different = {id(test): test for test in tests.values()}
     metrics = chosen(experiment.metrics)
     found = score(experiment.method, node, list(different.values()), metrics)
@@ -53,19 +59,21 @@ def holders(method: Method, engine: Engine, clients: Sequence[NodeId]) -> Sequen
     return [SERVER, *(c for c in clients if not acted.is_blank(c))]
 
 
-def _tests(experiment: Experiment, holder: NodeId) -> Iterator[tuple[NodeId, Data]]:
+def _tests(
+    experiment: Experiment, population: Population, holder: NodeId
+) -> Iterator[tuple[NodeId, Data]]:
     """The test sets for somebody's model, each with the name of its client."""
-    people, own_only = experiment.population, experiment.scores == "own"
+    own_only = not experiment.scores_crosswise
     if holder == SERVER:
-        common = people.common_test if own_only else None
+        common = population.common_test if own_only else None
         if common is not None:
             yield EVERYONE, common
             return
     elif own_only or experiment.method.scores_own:
-        yield holder, people.party(holder).test
+        yield holder, population.party(holder).test
         return
-    for target in people.clients:
-        yield target, people.party(target).test
+    for target in population.clients:
+        yield target, population.party(target).test
 
 
 def score(

@@ -1,52 +1,126 @@
-"""Experiment: method, population, topology, sampler and rounds as objects; looks up no names."""
+"""Experiment: all that decides the outcome of a run, as objects; looks up no names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
+from fedstill.core import ranges
 from fedstill.core.errors import BadValue
 from fedstill.core.method import Method, Place
+from fedstill.core.model import Model
 from fedstill.core.node import SERVER
-from fedstill.core.records import NodeId
-from fedstill.engines.engine import Everybody
-from fedstill.federation.post import BadMessages, Channel, Hearing
-from fedstill.federation.sampling import Sampler
+from fedstill.core.ranges import Count, Whole
+from fedstill.core.records import Message, NodeId
+from fedstill.federation.population import Population
+from fedstill.federation.sampling import Everyone, Sample, Sampler
+from fedstill.federation.topology import TOPOLOGIES, Complete, Graph, Star, Topology
 from fedstill.metrics import ALWAYS, Metric, chosen
+
+BadMessages = Literal["stop", "leave_out"]
+CROSSED = 30  # clients, up to which `auto` scores every model on every test set
+
+
+class Channel(Protocol):
+    """Acts on one message in flight: coding, noise, loss. Returns None for a lost message.
+
+    Nothing is written into a message: a changed one is a new one.
+    """
+
+    def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message | None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """All that decides the outcome of a run."""
+    """All that decides the outcome of a run.
+
+        Experiment(FedAvg(lr=0.1), Population(data, ConvNet), rounds=20, seed=1)
+
+    Without a `topology` clients are joined as the method needs: not at all (a star around the
+    server), or everybody with everybody where clients speak to clients. `scores` says on which
+    test sets clients' models are scored: every one (`cross`), their `own`, or, with `auto`, every
+    one up to thirty clients. What does not fit together is refused when the experiment is made.
+    """
 
     method: Method
-    population: Everybody
-    hearing: Hearing
-    sampler: Sampler
-    rounds: int
-    seed: int = 0
-    evaluate_every: int = 1
-    scores: Literal["cross", "own"] = "cross"
-    bad_messages: BadMessages = "stop"
-    channels: Sequence[Channel] = field(default=())
-    metrics: Sequence[str | Metric] = ALWAYS  # names or functions; see fedstill.metrics
+    population: Population
+    rounds: Whole = field(default=10, kw_only=True)
+    seed: Whole = field(default=0, kw_only=True)
+    topology: Topology | None = field(default=None, kw_only=True)
+    sampling: Sampler = field(default=Everyone(), kw_only=True)
+    channels: Sequence[Channel] = field(default=(), kw_only=True)
+    metrics: Sequence[str | Metric] = field(default=ALWAYS, kw_only=True)  # see fedstill.metrics
+    evaluate_every: Count = field(default=1, kw_only=True)
+    scores: Literal["auto", "cross", "own"] = field(default="auto", kw_only=True)
+    bad_messages: BadMessages = field(default="stop", kw_only=True)
 
     def __post_init__(self) -> None:
+        wrong = ranges.faults(self) or [*self._misfits()]
         chosen(self.metrics)
-        if self.method.needs_public and not len(self.population.public):
-            raise BadValue(
-                f"{type(self.method).__name__} needs public data, but the population has none; "
-                "give it some, in a recipe by a table [data.public]"
-            )
-        wrong = self.method.unfit(self.population.party(SERVER).model, self.population.models)
         if wrong:
-            raise BadValue([f"{type(self.method).__name__}: {line}" for line in wrong])
+            raise BadValue(wrong)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who is joined with whom."""
+        topology = self.topology
+        if topology is None:
+            topology = Complete() if speaks_to_peers(self.method) else Star()
+        return topology.graph(self.population.clients, self.seed)
+
+    @property
+    def scores_crosswise(self) -> bool:
+        """Whether clients' models are scored on each other's test sets."""
+        if self.scores == "auto":
+            return len(self.population.clients) <= CROSSED
+        return self.scores == "cross"
+
+    @property
+    def networks(self) -> set[Model]:
+        """Every network that takes part."""
+        return self.population.networks
 
     def awake(self, round: int) -> Sequence[NodeId]:
         """The clients that take part in a round."""
-        return self.sampler.awake(round, self.population.clients, self.seed)
+        return self.sampling.awake(round, self.population.clients, self.seed)
+
+    def _misfits(self) -> Iterator[str]:
+        """What does not fit together, each line with the field it begins with."""
+        name, population = type(self.method).__name__, self.population
+        if self.method.needs_public and not len(population.public):
+            yield (
+                f"public: {name} needs public data, but the population has none; "
+                "give it some, in a recipe by a table [data.public]"
+            )
+        server = population.party(SERVER).model
+        unfit = self.method.unfit(server, population.models)
+        yield from (f"networks: {name}: {line}" for line in unfit)
+        mixed = any(model != server for model in {*population.models.values()})
+        if mixed and self.method.scored is Place.SERVER and not unfit:
+            yield (
+                f"networks: {name} averages one network, but the clients' networks differ; give "
+                "everybody the same one, or use a method for mixed networks"
+            )
+        yield from self._misfits_among_clients(name)
+
+    def _misfits_among_clients(self, name: str) -> Iterator[str]:
+        clients = len(self.population.clients)
+        if isinstance(self.topology, Star) and speaks_to_peers(self.method):
+            others = ", ".join(sorted({*TOPOLOGIES} - {"star"}))
+            yield f"topology: Star: {name} speaks from client to client; use one of {others}"
+        elif self.topology is not None:
+            try:
+                _ = self.graph
+            except BadValue as error:
+                yield from (f"topology: {line}" for line in error.faults)
+        if isinstance(self.sampling, Sample) and self.sampling.wanted(clients) > clients:
+            yield (
+                f"sampling: count = {self.sampling.count}, but there are {clients} clients; "
+                f"ask for at most {clients}"
+            )
 
 
 def speaks_to_peers(method: Method) -> bool:

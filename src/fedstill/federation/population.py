@@ -6,59 +6,117 @@ which clients of one kind share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from numpy.typing import NDArray
 
 from fedstill.core.data import Data, Pool, Rows
+from fedstill.core.errors import BadValue, unknown
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
 from fedstill.data.sites import Collection, Examples, Site, Statistics
 from fedstill.data.unlabelled import Unlabelled
-from fedstill.engines.engine import Party
 
 MOST_PARTIES = 1024  # made and kept; of those beyond, the ones asked for last
-Key = tuple[int, Statistics | None, Statistics | None]  # a stored set, its mean and deviation
+Key = tuple[str, int, Statistics | None, Statistics | None]  # device, set, mean, deviation
+Factory = Callable[[tuple[int, ...], int], Model]  # a network for a shape and a number of classes
+Networked = Model | Factory
+
+
+@dataclass(frozen=True, eq=False)
+class Party:
+    """What a node holds from the beginning: data to learn from and to be tested on, a network."""
+
+    data: Data
+    test: Data
+    model: Model
 
 
 class Population:
-    """A collection's sites as parties on a device. Each stored set is moved there once."""
+    """Everybody's data and networks.
+
+    `data` are the clients' (a `Collection`), `network` is everybody's: a network of fedstill, or a
+    function that makes one from the shape of an example and the number of classes, such as a class
+    of networks. Single clients may have others, by name in `networks`, and the server too. `public`
+    is what everybody holds besides, without labels.
+
+        Population(data, ConvNet)
+        Population(data, partial(ConvNet, width=32), networks={"clinic": MLP})
+
+    A subclass that holds its parties otherwise gives `clients`, `models`, `public`, `party` and
+    `common_test`, and `on` where its data can be moved.
+    """
+
+    data: Collection | None = None  # where the parties' data come from one
+    unlabelled: Unlabelled | None = None
 
     def __init__(
         self,
-        collection: Collection,
-        models: Mapping[NodeId, Model],
-        server_model: Model,
+        data: Collection,
+        network: Networked,
         *,
-        device: torch.device | str = "cpu",
+        networks: Mapping[NodeId, Networked] | None = None,
+        server: Networked | None = None,
         public: Unlabelled | None = None,
     ):
-        self.collection = collection
-        self.device = torch.device(device)
-        self.models: Mapping[NodeId, Model] = models
-        self.public = Data() if public is None else self._unlabelled(public)
-        self._server = Party(Data(), Data(), server_model)
-        self._sites = {site.name: site for site in collection.sites}
+        self.data = data
+        self.device = torch.device("cpu")
+        self.unlabelled = public
+        self._sites = {site.name: site for site in data.sites}
         self._clients = tuple(self._sites)
+        self._models = self._made_models(data, network, networks or {})
+        common = network if server is None else server
+        self._server = Party(Data(), Data(), fitted(common, data))
         self._learning: Mapping[NodeId, Data] = {}  # instead of the sites' examples
         self._pools: dict[Key, Pool] = {}
         self._tests: dict[Key, Data] = {}
         self._parties: dict[NodeId, Party] = {}
+        self._elsewhere: dict[str, Population] = {}
 
     @property
     def clients(self) -> Sequence[NodeId]:
+        """The clients' names."""
         return self._clients
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        """Every client's network."""
+        return self._models
+
+    @property
+    def networks(self) -> set[Model]:
+        """Every network that there is."""
+        return {self.party(SERVER).model, *self.models.values()}
+
+    @cached_property
+    def public(self) -> Data:
+        """What everybody holds, without labels."""
+        if self.unlabelled is None:
+            return Data()
+        public, axes = self.unlabelled, self.unlabelled.inputs.ndim
+        return Data.unlabelled(
+            torch.from_numpy(public.inputs).to(self.device),
+            self._statistics(public.mean, axes),
+            self._statistics(public.std, axes),
+        )
 
     @cached_property
     def common_test(self) -> Data | None:
         """The test set of all clients, or None where there are several."""
         first, *others = self._sites.values()
-        key = _key(first.test, first)
-        return self._test(first) if all(_key(site.test, site) == key for site in others) else None
+        key = self._key(first.test, first)
+        alike = all(self._key(site.test, site) == key for site in others)
+        return self._test(first) if alike else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the data before comparing numbers."""
+        own = [] if self.data is None else [*self.data.notes]
+        return own + public_notes(self.unlabelled, self.data)
 
     def party(self, node: NodeId) -> Party:
         """The server, or a client; an unknown name is a KeyError."""
@@ -70,28 +128,65 @@ class Population:
             del self._parties[next(iter(self._parties))]
         return party
 
+    def on(self, device: torch.device | str) -> Population:
+        """The same parties with their data on a device; each stored set is moved there once."""
+        wanted = torch.device(device)
+        if wanted == self.device:
+            return self
+        if str(wanted) not in self._elsewhere:
+            twin = self._twin()
+            twin.device = wanted
+            self._elsewhere[str(wanted)] = twin
+        return self._elsewhere[str(wanted)]
+
     def learning_from(self, data: Mapping[NodeId, Data]) -> Population:
-        """The same people with other training examples; tests and networks stay."""
-        twin = copy(self)
-        twin._learning, twin._parties = data, {}
+        """The same parties with other training examples; tests and networks stay."""
+        twin = self._twin()
+        twin._learning = data
         return twin
+
+    def _twin(self) -> Population:
+        """The same, with parties of its own; stored sets are shared."""
+        twin = copy(self)
+        twin._parties, twin._elsewhere = {}, {}
+        for made in ("public", "common_test"):
+            twin.__dict__.pop(made, None)
+        return twin
+
+    def _made_models(
+        self, data: Collection, common: Networked, own: Mapping[NodeId, Networked]
+    ) -> Mapping[NodeId, Model]:
+        strangers = [name for name in own if name not in self._sites]
+        if strangers:
+            raise BadValue(["networks: " + unknown("client", n, self._sites) for n in strangers])
+        made: dict[int, Model] = {}  # clients of one kind share a description
+        for network in (*([common] if len(own) < len(self) else []), *own.values()):
+            if id(network) not in made:
+                made[id(network)] = fitted(network, data)
+        return {name: made[id(own.get(name, common))] for name in self._clients}
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
     def _made(self, node: NodeId) -> Party:
         site = self._sites[node]
         data = self._learning.get(node)
         if data is None:
-            data = Data((Rows(self._pool(site.pool, site), self._rows(site.rows)),))
+            rows = torch.from_numpy(site.rows).to(self.device)
+            data = Data((Rows(self._pool(site.pool, site), rows),))
+        else:
+            data = data.to(self.device)
         return Party(data, self._test(site), self.models[node])
 
     def _test(self, site: Site) -> Data:
         """The test set; the very same object for all clients that share it."""
-        key = _key(site.test, site)
+        key = self._key(site.test, site)
         if key not in self._tests:
             self._tests[key] = self._pool(site.test, site).all()
         return self._tests[key]
 
     def _pool(self, examples: Examples, site: Site) -> Pool:
-        key = _key(examples, site)
+        key = self._key(examples, site)
         if key not in self._pools:
             axes = examples.inputs.ndim
             self._pools[key] = Pool(
@@ -102,23 +197,33 @@ class Population:
             )
         return self._pools[key]
 
-    def _unlabelled(self, public: Unlabelled) -> Data:
-        axes = public.inputs.ndim
-        return Data.unlabelled(
-            torch.from_numpy(public.inputs).to(self.device),
-            self._statistics(public.mean, axes),
-            self._statistics(public.std, axes),
-        )
-
     def _statistics(self, values: Statistics | None, axes: int) -> torch.Tensor | None:
         """A number for each channel, or each feature, as it goes with inputs of so many axes."""
         if values is None:
             return None
         return torch.tensor(values, device=self.device).reshape(-1, *[1] * (axes - 2))
 
-    def _rows(self, rows: NDArray) -> torch.Tensor:  # type: ignore[type-arg]
-        return torch.from_numpy(rows).to(self.device)
+    def _key(self, examples: Examples, site: Site) -> Key:
+        return str(self.device), id(examples), site.mean, site.std
 
 
-def _key(examples: Examples, site: Site) -> Key:
-    return id(examples), site.mean, site.std
+def fitted(network: Networked, data: Collection) -> Model:
+    """A network as it stands, or made for these examples; one for others is refused."""
+    shape, classes = tuple(data.shape), data.classes
+    model = network if isinstance(network, Model) else network(shape, classes)
+    if (tuple(model.shape), model.classes) != (shape, classes):
+        raise BadValue(
+            f"network: the {type(model).__name__} is for examples {list(model.shape)} of "
+            f"{model.classes} classes, but {data.name} has {list(shape)} of {classes}; "
+            "make it for these, or give its class"
+        )
+    model.initial()  # refuses examples it cannot take
+    return model
+
+
+def public_notes(public: Unlabelled | None, data: Collection | None) -> list[str]:
+    """What a reader must know of the public images."""
+    if public is None:
+        return []
+    same = f"public: {public.name} is also what the clients hold, so images may be their own"
+    return [*public.notes, *([same] if data is not None and public.name == data.name else [])]

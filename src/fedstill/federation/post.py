@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from fedstill.core.algebra import not_finite
 from fedstill.core.errors import BadMessage
@@ -11,25 +11,15 @@ from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.records import Direction, Message, NodeId
 from fedstill.engines.engine import Outcome
+from fedstill.federation.experiment import BadMessages, Channel
 from fedstill.logbook.events import Note, Traffic
 from fedstill.logbook.writer import Logbook
-
-BadMessages = Literal["stop", "leave_out"]
 
 
 class Hearing(Protocol):
     """Which clients hear which."""
 
     def hearers(self, speaker: NodeId, awake: Sequence[NodeId]) -> Sequence[NodeId]: ...
-
-
-class Channel(Protocol):
-    """Acts on one message in flight: coding, noise, loss. Returns None for a lost message.
-
-    Nothing is written into a message: a changed one is a new one.
-    """
-
-    def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message | None: ...
 
 
 class Post:

@@ -12,10 +12,8 @@ from typing import Any
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
-from fedstill.engines.allocator import memory_kept
 from fedstill.engines.engine import Engine, Outcome
 from fedstill.federation.evaluate import evaluate
-from fedstill.federation.experiment import Experiment
 from fedstill.federation.post import Post
 from fedstill.logbook.events import Note, Number
 from fedstill.logbook.writer import Logbook
@@ -38,9 +36,7 @@ Watch = Callable[[Progress], None]
 Save = Callable[[int], None]
 
 
-@memory_kept()
 def run(
-    experiment: Experiment,
     engine: Engine,
     logbook: Logbook,
     *,
@@ -49,17 +45,18 @@ def run(
     save: Save = lambda round: None,
     watch: Watch = lambda progress: None,
 ) -> None:
-    """Play the whole method; `done` is the last round that a checkpoint holds.
+    """Play the whole experiment of an engine; `done` is the last round that a checkpoint holds.
 
     `watch` and then `save(round)` are called when a round is complete: after the steps before the
     first (round 0) and after every round. What `save` keeps is enough to go on exactly.
     """
-    play = _Player(experiment, engine, logbook)
+    experiment = engine.experiment
+    play = _Player(engine, logbook)
     play.post.bytes = said
-    everybody = list(experiment.population.clients)
+    clients = list(experiment.population.clients)
     begun = done is not None
     if not begun:
-        play(experiment.method.before(), 0, everybody)
+        play(experiment.method.before(), 0, clients)
     done = done or 0
     metric = name_of(next(iter(experiment.metrics), "accuracy"))
     watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0, metric))
@@ -71,7 +68,7 @@ def run(
         play(experiment.method.each_round(), round, list(experiment.awake(round)))
         last = round == experiment.rounds
         if last:
-            play(experiment.method.after(), round, everybody)
+            play(experiment.method.after(), round, clients)
         if last or round % experiment.evaluate_every == 0:
             score = play.scored(round, metric)
         seconds = time.perf_counter() - began
@@ -83,10 +80,11 @@ def run(
 class _Player:
     """Plays lists of steps: engine, post and logbook in turn."""
 
-    def __init__(self, experiment: Experiment, engine: Engine, logbook: Logbook):
-        self.experiment, self.engine, self.logbook = experiment, engine, logbook
+    def __init__(self, engine: Engine, logbook: Logbook):
+        experiment = engine.experiment
+        self.engine, self.logbook = engine, logbook
         self.post = Post(
-            experiment.hearing,
+            experiment.graph,
             logbook,
             channels=experiment.channels,
             bad_messages=experiment.bad_messages,
@@ -113,7 +111,7 @@ class _Player:
 
     def scored(self, round: int, metric: str) -> float | None:
         """Evaluate, write the scores down, and return the mean of one metric."""
-        found = list(evaluate(self.experiment, self.engine, round))
+        found = list(evaluate(self.engine, round))
         for number in found:
             self.logbook.write(number)
         self._tell_undefined(round, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +15,7 @@ from fedstill.core.records import NodeId
 from fedstill.core.seeds import generator
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Names the clients that take part in a round, from the seed and the round number only."""
 

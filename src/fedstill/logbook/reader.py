@@ -17,6 +17,7 @@ from fedstill.logbook.rows import Rows
 from fedstill.logbook.writer import header
 
 R = TypeVar("R")
+DESCRIPTIONS = ("recipe.toml", "experiment.json")  # one of them says what was run
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def read_run(folder: Path | str, *, unfinished: bool = False) -> Run:
         rows.notes,
         folder,
         _mapping(folder / "summary.json", json.loads),
-        _mapping(folder / "recipe.toml", tomllib.loads),
+        _description(folder),
         _mapping(folder / "environment.json", json.loads),
     )
 
@@ -65,13 +66,21 @@ def _check_folder(folder: Path) -> None:
         raise RunFolderError(f"there is no run folder {folder}")
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, expected the folder of a run")
-    if not any((folder / name).exists() for name in ("recipe.toml", "metrics.csv")):
+    if not any((folder / name).exists() for name in (*DESCRIPTIONS, "metrics.csv")):
         inside = sorted(path.name for path in folder.iterdir())
         found = ", ".join(inside[:5]) + (", …" if len(inside) > 5 else "") or "nothing"
         raise RunFolderError(
             f"{folder} is not the folder of a run: "
             f"expected recipe.toml and metrics.csv in it, found {found}"
         )
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """The recipe of a run, or the tables of the objects that it was made of."""
+    recipe, objects = (folder / name for name in DESCRIPTIONS)
+    if recipe.exists():
+        return _mapping(recipe, tomllib.loads)
+    return _mapping(objects, json.loads)
 
 
 def _rows(path: Path, read: Callable[[list[str]], R]) -> list[R]:

@@ -10,6 +10,7 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, RecipeError, unknown
 from fedstill.core.method import Method
 from fedstill.data import DATASETS, PARTITIONS
+from fedstill.engines.execution import AUTO, ENGINES
 from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHODS
 from fedstill.methods.virtual import Virtual
@@ -33,6 +34,7 @@ from fedstill.recipe.tables import (
 from fedstill.report.groups import BY_CLIENT
 
 M = TypeVar("M", bound=Method)
+OLDER_ENGINE_WORDS = {"lanes": "streams"}
 
 
 def checked(tables: Table) -> list[Recipe]:
@@ -45,7 +47,9 @@ def checked(tables: Table) -> list[Recipe]:
         _check_metrics(run.metrics, faults)
     data = read_table(DataTable, tables.get("data", {}), "data", faults)
     federation = read_table(FederationTable, tables.get("federation", {}), "federation", faults)
-    engine = read_table(EngineTable, tables.get("engine", {}), "engine", faults)
+    engine = read_table(EngineTable, _of_today(tables.get("engine", {}), faults), "engine", faults)
+    if engine is not None and engine.name not in (AUTO, *ENGINES):
+        faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
     models = tables.get("models", {"name": "convnet"})
     _check_models(models, faults)
     for name in FREE_TABLES:
@@ -117,6 +121,20 @@ def faults_of(tables: Table) -> list[str]:
     except RecipeError as error:
         return error.faults
     return []
+
+
+def _of_today(engine: Any, faults: list[str]) -> Any:
+    """A table of an engine with today's words for older ones, as key and as name of an engine."""
+    if not isinstance(engine, Mapping):
+        return engine
+    faults += [
+        f"engine.{old} is the older word for engine.{new}; give one of them"
+        for old, new in OLDER_ENGINE_WORDS.items()
+        if old in engine and new in engine
+    ]
+    made = {OLDER_ENGINE_WORDS.get(key, key): value for key, value in engine.items()}
+    name = made.get("name")
+    return {**made, "name": OLDER_ENGINE_WORDS.get(name, name)} if isinstance(name, str) else made
 
 
 def _read_method(

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from fedstill.core.method import Method
 from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
-from fedstill.engines.play.streams import LANES
-from fedstill.federation.post import BadMessages
+from fedstill.engines.execution import AUTO, Execution
+from fedstill.federation.experiment import BadMessages
 from fedstill.methods import METHODS
 from fedstill.metrics import ALWAYS
 
@@ -85,9 +85,9 @@ class FederationTable:
 class EngineTable:
     """Which engine; `auto` chooses by device."""
 
-    name: Literal["auto", "in_process", "lanes", "batched"] = "auto"
-    stack_at_most: Count = 256
-    lanes: Count = LANES  # loops that run beside each other on a GPU
+    name: str = AUTO  # or a name in engines.execution.ENGINES
+    stack_at_most: Count = Execution.stack_at_most
+    streams: Count = Execution.streams  # loops that run beside each other on a GPU
     record: bool = True  # on a GPU, replay the steps of a loop from a recording
     compile: bool = False  # hand the steps of long loops to torch's compiler
     precision: Precision = "tf32"  # of a GPU

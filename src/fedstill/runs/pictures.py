@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -16,8 +15,11 @@ from torch import Tensor
 from fedstill.core.method import Place
 from fedstill.core.node import SERVER
 from fedstill.core.records import Message, NodeId, State
+from fedstill.data import Collection
+from fedstill.engines.engine import Engine
 from fedstill.logbook.reader import Run
-from fedstill.recipe.build import Built, named_networks
+from fedstill.runs.digest import named_networks
+from fedstill.runs.folder import safe
 
 MOST_GALLERIES = 10  # clients whose synthetic images are drawn
 IMAGINED = 10  # images of each class that a server's generator makes
@@ -39,18 +41,19 @@ class Gallery:
         return message
 
 
-def drawable(built: Built) -> bool:
-    """Whether pictures are wanted and matplotlib is installed."""
-    return built.recipe.run.pictures and find_spec("matplotlib") is not None
+def drawable(engine: Engine) -> Collection | None:
+    """The data by whose classes is drawn; None where there are none, or matplotlib is missing."""
+    return engine.population.data if find_spec("matplotlib") is not None else None
 
 
-def draw(built: Built, rows: Run, target: Path) -> list[Path]:
+def draw(engine: Engine, rows: Run, target: Path) -> list[Path]:
     """Curves, partition and matrix of a finished run; nothing where matplotlib is missing."""
-    if not drawable(built):
+    data = drawable(engine)
+    if data is None:
         return []
     from fedstill.report import grids, plots
 
-    sites, classes = built.collection.sites, built.collection.class_names
+    sites, classes = data.sites, data.class_names
     counts = [site.counts(len(classes)).tolist() for site in sites]
     names = [site.name for site in sites]
     drawn = [
@@ -58,9 +61,9 @@ def draw(built: Built, rows: Run, target: Path) -> list[Path]:
         plots.accuracy_by_bytes([rows], target / "accuracy-by-bytes.png"),
         grids.partition(counts, names, target / "partition.png", classes=classes),
     ]
-    if built.recipe.method.scored is Place.CLIENTS and rows.summary.get("accuracy_matrix"):
+    if engine.experiment.method.scored is Place.CLIENTS and rows.summary.get("accuracy_matrix"):
         matrix, path = rows.matrix(), target / "accuracy-matrix.png"
-        networks = named_networks(built.models)
+        networks = named_networks(engine.population.models)
         drawn.append(
             grids.accuracy_matrix(
                 matrix.values, matrix.nodes, path, targets=matrix.targets, networks=networks
@@ -69,49 +72,51 @@ def draw(built: Built, rows: Run, target: Path) -> list[Path]:
     return drawn
 
 
-def draw_sets(built: Built, target: Path, gallery: Gallery) -> list[Path]:
+def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
     """The synthetic sets of the last round, sent, kept or made by the server.
 
     A client's own set stands beside the global one.
 
     Drawn before the last checkpoint, which lacks what was sent.
     """
-    if not drawable(built):
+    data = drawable(engine)
+    if data is None:
         return []
     from fedstill.report import grids
 
-    drawn, classes = [], built.collection.class_names
-    for site in built.collection.sites[:MOST_GALLERIES]:
-        parts = kept_sets(built.engine.states.get(site.name), len(classes))
+    drawn, classes = [], data.class_names
+    for site in data.sites[:MOST_GALLERIES]:
+        parts = kept_sets(engine.states.get(site.name), len(classes))
         if site.name in gallery.seen:
             parts = {"sent": gallery.seen[site.name], **parts}
         if parts:
             path = target / f"synthetic-{safe(site.name)}.png"
             shown = side_by_side([grid(*part, len(classes)) for part in parts.values()])
             drawn.append(grids.image_grid(shown, classes, path, mean=site.mean, std=site.std))
-    return [*drawn, *draw_imagined(built, target / "synthetic-server.png")]
+    return [*drawn, *draw_imagined(engine, target / "synthetic-server.png")]
 
 
-def draw_on_the_way(built: Built, target: Path, round: int) -> list[Path]:
+def draw_on_the_way(engine: Engine, target: Path, round: int) -> list[Path]:
     """What the server's generator makes before the end, at most ten times, spread evenly."""
-    rounds = built.recipe.run.rounds
+    rounds = engine.experiment.rounds
     if round in (0, rounds) or round % -(-rounds // STAGES):
         return []
-    return draw_imagined(built, target / f"synthetic-server-round-{round:03d}.png")
+    return draw_imagined(engine, target / f"synthetic-server-round-{round:03d}.png")
 
 
-def draw_imagined(built: Built, path: Path) -> list[Path]:
+def draw_imagined(engine: Engine, path: Path) -> list[Path]:
     """Images of each class by the server's generator, always from the same noise."""
-    if not drawable(built):
+    data = drawable(engine)
+    if data is None:
         return []
-    server = built.engine.node(SERVER, built.recipe.run.rounds, "pictures")
-    made = built.recipe.method.imagined(server, IMAGINED)
+    server = engine.node(SERVER, engine.experiment.rounds, "pictures")
+    made = engine.experiment.method.imagined(server, IMAGINED)
     if made is None:
         return []
     from fedstill.report import grids
 
     images, labels = (part.detach().cpu() for part in made)
-    classes = built.collection.class_names
+    classes = data.class_names
     # In a range of their own, so each image fills that of the picture.
     return [grids.image_grid(grid(images, labels, len(classes)), classes, path)]
 
@@ -150,11 +155,6 @@ def side_by_side(grids: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     gap = np.full_like(grids[0][:, :1], np.nan)
     parts = [part for grid in grids for part in (gap, grid)]
     return np.concatenate(parts[1:], axis=1)
-
-
-def safe(name: str) -> str:
-    """A name as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
 
 
 def pictures_of(folder: Path) -> list[Path]:

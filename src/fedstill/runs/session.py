@@ -1,116 +1,231 @@
-"""Run folders: begin, resume and finish a run so that nothing written is ever lost."""
+"""A run while it lasts: an engine plays, and nothing that was written is ever lost."""
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from fedstill.core.errors import RecipeError, RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.core.method import Method, Place, memory_of
-from fedstill.core.node import SERVER
+from fedstill.core.node import SERVER, Cache
+from fedstill.core.ranges import Count
 from fedstill.core.records import NodeId, State
-from fedstill.data import Collection, counts_table
-from fedstill.engines.ranks.protocol import Transport
+from fedstill.engines.engine import Engine
+from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
+from fedstill.engines.ranks.spread import Spread
 from fedstill.federation import checkpoint
-from fedstill.federation.run import Progress, Watch, run
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import Progress, Save, Watch, run
 from fedstill.logbook.environment import environment
 from fedstill.logbook.events import Note
-from fedstill.logbook.reader import read_run
+from fedstill.logbook.reader import Run, read_run
+from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise, write_summary
-from fedstill.logbook.writer import FolderLog, write_json
+from fedstill.logbook.writer import FolderLog, Logbook, MemoryLog
 from fedstill.metrics import lowest
-from fedstill.recipe.build import Built, decisive, differences, named_networks
-from fedstill.recipe.check import checked
-from fedstill.recipe.read import read_recipe
-from fedstill.recipe.tables import Recipe
-from fedstill.recipe.toml import toml_text
+from fedstill.runs import folder as folders
 from fedstill.runs import pictures
+from fedstill.runs.digest import (
+    Description,
+    content_digest,
+    differences,
+    digest,
+    named_networks,
+)
 
-try:
-    import fcntl
-except ImportError:  # not on this system: two processes in one folder go unnoticed
-    fcntl = None  # type: ignore[assignment]
-
-FOLDER_VERSION = 1
-ASLEEP = "asleep"  # clients' memories beyond engine.memory_limit, while a run lasts
-BEGINNING = ("environment.json", "partition.csv", ".environment.json.new", "recipe.toml.draft")
-
-
-@contextmanager
-def _threads_restored() -> Iterator[None]:
-    """A run sets its number of threads; whoever called it gets theirs back."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+ASLEEP = "asleep"  # clients' memories beyond a limit, while a run lasts
 
 
-@_threads_restored()
-def begin(
-    recipe: Recipe,
-    folder: Path,
-    watch: Watch = lambda progress: None,
-    line: Transport | None = None,
-) -> Path:
-    """Run a recipe in a new folder and return it; with a line, over several ranks."""
-    check_free(folder)
-    built = Built(recipe, line)  # what can be refused is refused before anything is written
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        facts = {"folder_version": FOLDER_VERSION, **environment()}
-        write_json(folder / "environment.json", facts)
-        _write_partition(built.collection, folder / "partition.csv")
-        _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
-    with _alone(folder), built.engine.states.spilling_to(folder / ASLEEP):
-        return _play(built, folder, watch, None)
+@dataclass(frozen=True)
+class Keeping:
+    """What is kept of a run in its folder."""
+
+    checkpoint_every: Count = 1  # rounds
+    keep_checkpoints: Count = 2
+    pictures: bool = True
 
 
-@_threads_restored()
-def resume(
-    folder: Path,
-    overrides: Sequence[str] = (),
-    watch: Watch = lambda progress: None,
-    line: Transport | None = None,
-) -> Path:
-    """Go on from the newest checkpoint of a folder; the result is that of an unbroken run."""
-    recipe = recipe_of(folder, overrides)
-    with _alone(folder):
-        return _resumed(recipe, folder, bool(overrides), watch, line)
+class Session:
+    """One run from its beginning or a checkpoint to its end, in a folder or in memory alone.
 
+    Of several ranks, this is the leader's. What can be refused is refused when it is made.
+    """
 
-def _resumed(
-    recipe: Recipe, folder: Path, changed: bool, watch: Watch, line: Transport | None
-) -> Path:
-    checkpoints = folder / "checkpoints"
-    if checkpoint.latest(checkpoints) is not None:
-        _check_same(folder, recipe_of(folder), recipe)
-    built = Built(recipe, line)
-    with built.engine.states.spilling_to(folder / ASLEEP):
-        saved = checkpoint.read_latest(
-            checkpoints, state_kinds(recipe.method), digest=built.digest(),
-            into=built.engine.states, device=built.device, held=recipe.method.holds,
-        )  # fmt: skip
+    def __init__(
+        self,
+        experiment: Experiment,
+        execution: Execution,
+        about: Description,
+        *,
+        folder: Path | None = None,
+        keeping: Keeping | None = None,
+        watch: Watch | None = None,
+        cache: Cache | None = None,
+        notes: Sequence[str] = (),
+        transport: Transport | None = None,
+    ):
+        self.about, self.folder = about, folder
+        self.keeping = keeping or Keeping()
+        self.watch = watch
+        self.gallery = pictures.Gallery(last=experiment.rounds)
+        channels = (*experiment.channels, self.gallery)
+        self.experiment = replace(experiment, channels=channels)
+        self.own_engine = engine_of(self.experiment, execution, cache=cache)
+        self.engine = spread(self.own_engine, transport)
+        self.device = self.own_engine.device
+        self.digest = "" if folder is None else digest(about.decisive, experiment.population)
+        self.notes = [*experiment.population.notes, *execution.notes(experiment.networks), *notes]
+        self.engine_note = f"{self.engine.name}, {execution.why_engine()}"
+        self._base: Path | None = None  # the last checkpoint
+        self._said = 0  # bytes
+        if isinstance(self.engine, Spread):
+            self.engine_note += f", over {self.engine.transport.size} ranks"
+            self.engine.check_ready(standing(digest(about.decisive, experiment.population)))
+
+    def begin(self) -> Rows:
+        """Play from the beginning."""
+        folder = self.folder
+        if folder is None:
+            return self._play(None, None)
+        data = self.experiment.population.data
+        folders.begin(folder, self.about.file, self.about.text, data)
+        with folders.alone(folder), self.engine.states.spilling_to(folder / ASLEEP):
+            return self._play(folder, None)
+
+    def resume(self, *, changed: bool) -> Rows:
+        """Go on from the newest checkpoint of the folder, where nobody else writes now.
+
+        What the folder says of the run is written anew if it has `changed`.
+        """
+        folder = self.folder
+        if folder is None:
+            raise RunFolderError("a run goes on from its folder; give the one it was begun in")
+        with self.engine.states.spilling_to(folder / ASLEEP):
+            saved = checkpoint.read_latest(
+                folder / "checkpoints", state_kinds(self.experiment.method), digest=self.digest,
+                into=self.engine.states, device=self.device,
+                held=self.experiment.method.holds,
+            )  # fmt: skip
+            if saved is not None:
+                self._check_rounds(folder, saved)
+            with folders.writing(folder):
+                if changed:
+                    folders.write_whole(folder / self.about.file, self.about.text)
+                if saved is None or saved.round < self.experiment.rounds:  # no longer finished
+                    (folder / "summary.json").unlink(missing_ok=True)
+            return self._play(folder, saved)
+
+    def _check_rounds(self, folder: Path, saved: checkpoint.Saved) -> None:
+        wanted, ended = self.experiment.rounds, saved.extra.get("ended", False)
+        if wanted < saved.round or (wanted == saved.round and not ended):
+            raise RunFolderError(
+                f"{folder} has played {saved.round} rounds of more already, so it cannot end after "
+                f"run.rounds = {wanted}; run the recipe again in a new folder"
+            )
+        if wanted > saved.round and ended and self.experiment.method.after():
+            raise RunFolderError(
+                f"{folder} cannot get more rounds: {self.about.method} has played its steps after "
+                f"the last one; run the recipe with run.rounds={wanted} in a new folder"
+            )
+
+    def _play(self, folder: Path | None, saved: checkpoint.Saved | None) -> Rows:
+        done = None if saved is None else saved.round
         if saved is not None:
-            _check_rounds(folder, recipe, saved)
-        with _writing(folder):
-            if changed:
-                _write_whole(folder / "recipe.toml", toml_text(recipe.as_tables()))
-            if saved is None or saved.round < recipe.run.rounds:  # no longer finished
-                (folder / "summary.json").unlink(missing_ok=True)
-        return _play(built, folder, watch, saved)
+            self._base, self._said = saved.path, int(saved.extra.get("said", 0))
+        self.engine.states.changed.clear()
+        if folder is None:
+            log = MemoryLog()
+            self._run(log, done, self._first_notes(saved), lambda round: None)
+            rows = log.rows()
+        else:
+            with FolderLog(folder) as kept:
+                kept.rewind(-1 if done is None else done)
+                save = partial(self._save, folder, kept)
+                self._run(kept, done, self._first_notes(saved), save)
+            rows = read_run(folder, unfinished=True)
+            self._finish(folder, rows)
+        if isinstance(self.engine, Spread):
+            self.engine.over()
+        return rows
+
+    def _run(self, log: Logbook, done: int | None, notes: Sequence[Note], save: Save) -> None:
+        for note in notes:
+            log.write(note)
+        run(self.engine, log, done=done, said=self._said, save=save, watch=self._watched)
+
+    def _watched(self, progress: Progress) -> None:
+        self._said = progress.bytes
+        if self.watch is not None:
+            self.watch(progress)
+
+    def _save(self, folder: Path, log: FolderLog, round: int) -> None:
+        """Pictures on the way, and a checkpoint, behind which all rows are on the disk."""
+        engine, ended = self.engine, round == self.experiment.rounds
+        if self.keeping.pictures:
+            pictures.draw_on_the_way(engine, folder / "pictures", round)
+            if ended:
+                pictures.draw_sets(engine, folder / "pictures", self.gallery)
+        if ended or round % self.keeping.checkpoint_every == 0:
+            log.flush()
+            self._base = checkpoint.write(
+                folder / "checkpoints", round, engine.states, digest=self.digest,
+                keep=self.keeping.keep_checkpoints, extra={"said": self._said, "ended": ended},
+                base=self._base, changed=engine.states.changed,
+            )  # fmt: skip
+            engine.states.changed.clear()
+
+    def _first_notes(self, saved: checkpoint.Saved | None) -> list[Note]:
+        """What a reader must know of a run's beginning, or of where it goes on."""
+        if saved is None:
+            about_data = [Note(0, "data", "", text) for text in self.notes]
+            return [Note(0, "engine", "", self.engine_note), *about_data]
+        where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
+        return [where, *(Note(saved.round, "warning", "", text) for text in saved.notes)]
+
+    def summary(self, rows: Rows) -> dict[str, Any]:
+        """A run in one table."""
+        population = self.experiment.population
+        return summarise(
+            rows,
+            rounds=self.experiment.rounds,
+            lower_is_better=lowest(self.experiment.metrics),
+            method=self.about.method,
+            label=self.about.label,
+            seed=self.experiment.seed,
+            data=self.about.data,
+            data_digest=None if population.data is None else content_digest(population.data),
+            engine=self.engine.name,
+            device=str(self.device),
+            networks=named_networks(population.models),
+        )
+
+    def _finish(self, folder: Path, rows: Run) -> None:
+        summary = self.summary(rows)
+        if self.keeping.pictures:
+            pictures.draw(self.engine, replace(rows, summary=summary), folder / "pictures")
+        write_summary(folder, summary)
 
 
-def _check_same(folder: Path, before: Recipe, now: Recipe) -> None:
-    changed = differences(decisive(before), decisive(now))
+def spread(own: InProcess, transport: Transport | None) -> Engine:
+    """The engine over all ranks where this one leads, else the rank's own."""
+    leads = transport is not None and transport.rank == LEADER
+    return Spread(own, transport) if leads and transport else own
+
+
+def standing(digest: str) -> Ready:
+    """What all ranks must share."""
+    facts = environment()
+    return Ready(digest, f"fedstill {facts['fedstill']}, torch {facts['torch']}")
+
+
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on in a folder with other decisive values, and say which."""
+    changed = differences(before, now)
     if changed:
         raise RunFolderError(
             f"{folder} cannot go on with other values: {'; '.join(changed)}. Only rounds, names, "
@@ -118,227 +233,7 @@ def _check_same(folder: Path, before: Recipe, now: Recipe) -> None:
         )
 
 
-def _check_rounds(folder: Path, recipe: Recipe, saved: checkpoint.Saved) -> None:
-    wanted, ended = recipe.run.rounds, saved.extra.get("ended", False)
-    if wanted < saved.round or (wanted == saved.round and not ended):
-        raise RunFolderError(
-            f"{folder} has played {saved.round} rounds of more already, so it cannot end after "
-            f"run.rounds = {wanted}; run the recipe again in a new folder"
-        )
-    if wanted > saved.round and ended and recipe.method.after():
-        raise RunFolderError(
-            f"{folder} cannot get more rounds: {recipe.method_name} has played its steps after the "
-            f"last one; run the recipe with run.rounds={wanted} in a new folder"
-        )
-
-
-def _play(built: Built, folder: Path, watch: Watch, saved: checkpoint.Saved | None) -> Path:
-    recipe, engine = built.recipe, built.engine
-    digest = built.digest()
-    gallery = pictures.Gallery(last=recipe.run.rounds)
-    experiment = replace(built.experiment, channels=[gallery])
-    done = None if saved is None else saved.round
-    traffic = {"said": 0 if saved is None else int(saved.extra.get("said", 0))}
-    engine.states.changed.clear()
-    base = None if saved is None else saved.path
-    with FolderLog(folder) as log:
-        log.rewind(-1 if done is None else done)
-        for note in _first_notes(built, saved):
-            log.write(note)
-
-        def save(round: int) -> None:
-            nonlocal base
-            ended = round == recipe.run.rounds
-            pictures.draw_on_the_way(built, folder / "pictures", round)
-            if ended:
-                pictures.draw_sets(built, folder / "pictures", gallery)
-            if ended or round % recipe.run.checkpoint_every == 0:
-                log.flush()
-                base = checkpoint.write(
-                    folder / "checkpoints", round, engine.states, digest=digest,
-                    keep=recipe.run.keep_checkpoints, extra={**traffic, "ended": ended},
-                    base=base, changed=engine.states.changed,
-                )  # fmt: skip
-                engine.states.changed.clear()
-
-        def watched(progress: Progress) -> None:
-            traffic["said"] = progress.bytes
-            watch(progress)
-
-        run(experiment, engine, log, done=done, said=traffic["said"], save=save, watch=watched)
-    _finish(built, folder)
-    built.over()
-    return folder
-
-
-def _first_notes(built: Built, saved: checkpoint.Saved | None) -> list[Note]:
-    """What a reader must know of a run's beginning, or of where it goes on."""
-    if saved is None:
-        about_data = [Note(0, "data", "", text) for text in built.notes]
-        return [Note(0, "engine", "", built.engine_note), *about_data]
-    where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
-    return [where, *(Note(saved.round, "warning", "", text) for text in saved.notes)]
-
-
-def _finish(built: Built, folder: Path) -> None:
-    rows = read_run(folder, unfinished=True)
-    recipe = built.recipe
-    summary = summarise(
-        rows,
-        rounds=recipe.run.rounds,
-        lower_is_better=lowest(built.experiment.metrics),
-        method=recipe.method_name,
-        label=recipe.label,
-        seed=recipe.run.seed,
-        data=recipe.data.name,
-        data_digest=content_digest(built.collection),
-        engine=built.engine.name,
-        device=str(built.device),
-        networks=named_networks(built.models),
-    )
-    pictures.draw(built, replace(rows, summary=summary), folder / "pictures")
-    write_summary(folder, summary)
-
-
 def state_kinds(method: Method) -> Callable[[NodeId], type[State] | None]:
     """Which memory a node has, as the hints of the method's steps say."""
     server, client = (memory_of(method, place) for place in (Place.SERVER, Place.CLIENTS))
     return lambda node: server if node == SERVER else client
-
-
-def content_digest(collection: Collection) -> str:
-    """What the data are, however they are split."""
-    seen = {id(e): e for site in collection.sites for e in (site.pool, site.test)}
-    digests = sorted(examples.digest() for examples in seen.values())
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _check_version(folder: Path) -> None:
-    path = folder / "environment.json"
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        found, by = facts.get("folder_version"), facts.get("fedstill")
-    except (OSError, ValueError, AttributeError) as error:
-        raise RunFolderError(
-            f"{path} does not say which version of fedstill wrote this folder ({error}); its "
-            "tables stay readable as CSV, but to go on run the recipe again in a new folder"
-        ) from error
-    if found != FOLDER_VERSION:
-        raise RunFolderError(
-            f"{folder} is a run folder of version {found}, written by fedstill {by}; this fedstill "
-            f"reads version {FOLDER_VERSION}. Its tables stay readable as CSV; to go on with the "
-            f"run, install fedstill {by}"
-        )
-
-
-def _write_partition(collection: Collection, path: Path) -> None:
-    rows = counts_table(collection)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_suffix(path.suffix + ".draft")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write to {folder}: {error.strerror or error}; give another folder with --out"
-        ) from error
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder so that no second process writes to it; a kill lets go of it."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(handle, folder)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, folder: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunFolderError(
-            f"another process is writing to {folder}; wait until it has ended"
-        ) from error
-
-
-def seeded(recipe: Recipe, seed: int) -> Recipe:
-    """The same recipe with another seed."""
-    return replace(recipe, run=replace(recipe.run, seed=seed))
-
-
-def folders_for(
-    recipes: Sequence[Recipe], seeds: Sequence[int], out: Path
-) -> list[tuple[Recipe, Path]]:
-    """A folder for each method and seed: `out` itself for a single run, else one below it."""
-    made: dict[Path, Recipe] = {}
-    for recipe in recipes:
-        place = out / pictures.safe(recipe.label) if len(recipes) > 1 else out
-        for seed in seeds:
-            folder = place / f"seed-{seed}" if len(seeds) > 1 else place
-            if folder in made:
-                raise RecipeError(
-                    f"method.label: {made[folder].label!r} and {recipe.label!r} would share the "
-                    f"folder {folder}; change one of them"
-                )
-            made[folder] = seeded(recipe, seed)
-    return [(recipe, folder) for folder, recipe in made.items()]
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder that holds anything but the leftovers of a run that never began."""
-    if (folder / "recipe.toml").exists():
-        raise RunFolderError(
-            f"{folder} already holds a run; go on with `fedstill resume {folder}`, "
-            "or give another folder with --out"
-        )
-    with _writing(folder):
-        present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    others = sorted(present - {*BEGINNING})
-    if others:
-        raise RunFolderError(
-            f"{folder} holds other things ({', '.join(others[:3])}{', …' if others[3:] else ''}); "
-            "a run needs a folder of its own, give another one with --out"
-        )
-
-
-def recipe_of(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run folder; refuses a folder that holds no run, or one we cannot read."""
-    path = folder / "recipe.toml"
-    if not path.exists():
-        below = sorted(found.parent for found in folder.glob("*/**/recipe.toml"))
-        hint = f"; resume one of {', '.join(map(str, below[:5]))}" if below else ""
-        raise RunFolderError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
-    _check_version(folder)
-    recipes = checked(read_recipe(path, overrides))
-    if len(recipes) != 1:
-        raise RunFolderError(f"{path} has {len(recipes)} methods, a run has one")
-    return recipes[0]
-
-
-def fresh_folder(wanted: Path) -> Path:
-    """The folder, or the next free one beside it."""
-    number, folder = 1, wanted
-    while folder.exists():
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,9 @@ from fedstill.core import trees
 from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Step
-from fedstill.core.node import Inbox, Node
+from fedstill.core.node import Cache, Inbox, Node
 from fedstill.core.records import NodeId
-from fedstill.engines.engine import Outcome
+from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.memory_estimate import loops_that_fit
 from fedstill.engines.loops.recorded import (
     CudaGraphs,
@@ -28,6 +28,10 @@ from fedstill.engines.loops.recorded import (
 )
 from fedstill.engines.loops.stacks import Stack, StackRecorder
 from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedstill.engines.execution import Execution
 
 
 @dataclass
@@ -46,9 +50,16 @@ class Batched(InProcess):
 
     name = "batched"
 
-    def __init__(self, *args: Any, stack_at_most: int = 256, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.stack_at_most = stack_at_most
+    def __init__(
+        self,
+        experiment: Experiment,
+        execution: Execution,
+        *,
+        cache: Cache | None = None,
+        absences: Absences | None = None,
+    ):
+        super().__init__(experiment, execution, cache=cache, absences=absences)
+        self.stack_at_most = execution.stack_at_most
         self.fitting: dict[Any, int] = {}  # loops in a stack, by kind
         recording = self.recorder is not None
         self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None

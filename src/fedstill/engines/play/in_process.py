@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,19 +12,17 @@ from torch import Tensor
 from fedstill.core import algebra
 from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
-from fedstill.core.method import Method, Step
+from fedstill.core.method import Step
 from fedstill.core.node import SERVER, Cache, Inbox, Node
 from fedstill.core.records import Message, NodeId, State
-from fedstill.engines.engine import (
-    Absences,
-    Everybody,
-    Outcome,
-    Question,
-    Scores,
-)
+from fedstill.engines.engine import Absences, Outcome, Question, Scores
 from fedstill.engines.loops.compiled import Compiler, Steps
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder
 from fedstill.engines.memories import Memories
+from fedstill.federation.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedstill.engines.execution import Execution
 
 
 class InProcess:
@@ -34,32 +32,24 @@ class InProcess:
 
     def __init__(
         self,
-        method: Method,
-        everybody: Everybody,
+        experiment: Experiment,
+        execution: Execution,
         *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        absences: Absences | None = None,
         cache: Cache | None = None,
-        record: bool = True,
-        compile: bool = False,
-        graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
-        memory_limit: int | None = None,
+        absences: Absences | None = None,
     ):
-        self.method = method
-        self.everybody = everybody
-        self.seed = seed
-        self.device = torch.device(device)
-        self.absences = absences
+        self.experiment = experiment
+        self.device = execution.torch_device
+        self.population = experiment.population.on(self.device)
         self.cache = cache
+        self.absences = absences
         self.notes: list[str] = []
-        self.compiler = Compiler(self.notes) if compile else None
+        self.compiler = Compiler(self.notes) if execution.compile else None
         self.recorder: Recorder | None = None
-        if record and self.device.type == "cuda":
+        if execution.record and self.device.type == "cuda":
             graphs = CudaGraphs(self.device)
             self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
-        self.graph = graph
-        self.states = Memories(memory_limit, self.device)
+        self.states = Memories(execution.memory_limit, self.device)
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Go on from these memories."""
@@ -114,7 +104,8 @@ class InProcess:
         """A node as a step sees it; its memory is made the first time it is asked for."""
         if id not in self.states:
             fresh = self._bare(id, 0, "memory")
-            make = self.method.server_state if id == SERVER else self.method.client_state
+            method = self.experiment.method
+            make = method.server_state if id == SERVER else method.client_state
             self.states[id] = make(fresh)
         node = self._bare(id, round, step)
         node.state = self.states[id]
@@ -128,24 +119,25 @@ class InProcess:
             yield id, question(self.node(id, round, step))
 
     def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
-        party = self.everybody.party(id)
+        party = self.population.party(id)
         return Node(
             id,
             round,
             None,
             model=party.model.on(self.device),
             data=party.data,
-            public=self.everybody.public,
-            models=self.everybody.models,
-            graph=self.graph,
-            seed=self.seed,
+            public=self.population.public,
+            models=self.population.models,
+            graph=self.experiment.graph.neighbours,
+            seed=self.experiment.seed,
             step=step,
             device=self.device,
             cache=self.cache,
         )
 
     def _absence(self, step: Step, round: int, id: NodeId) -> str | None:
-        return self.absences(self.method, step.name, round, id) if self.absences else None
+        method = self.experiment.method
+        return self.absences(method, step.name, round, id) if self.absences else None
 
     def _committed(self, node: Node[Any], message: Any) -> Outcome:
         """Keep the memory of a step that succeeded; move its numbers to the host."""

@@ -1,4 +1,4 @@
-"""Loops side by side on one GPU: every lane replays a loop of its own; no arithmetic.
+"""Loops side by side on one GPU: every stream replays a loop of its own; no arithmetic.
 
 One client's step seldom fills a GPU. Clients may be stacked, which needs loops of equal shapes
 and other kernels; or their recorded steps may run beside each other, each on a stream of its own,
@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedstill.core.loop import Descent, Loop
 from fedstill.core.method import Step
+from fedstill.core.node import Cache
+from fedstill.engines.engine import Absences
 from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.recorded import CudaGraphs, Ended, Recorder, worthwhile
 from fedstill.engines.play.batched import Acting, Batched, failed
+from fedstill.federation.experiment import Experiment
 
-LANES = 8  # more do not make a GPU do more, and each has memory of its own
+if TYPE_CHECKING:
+    from fedstill.engines.execution import Execution
+
+STREAMS = 8  # more do not make a GPU do more, and each has memory of its own
 STACK = 8  # so many loops of networks that stack well are a stack
 
 
@@ -35,7 +41,7 @@ class Stream:
 
 
 def cuda_stream(device: torch.device, notes: list[str], compiler: Compiler | None) -> Stream:
-    """A lane with a stream and memory of its own."""
+    """A stream and memory of its own."""
     graphs = CudaGraphs(device)
     stream = graphs.stream
     return Stream(
@@ -55,52 +61,52 @@ class Failed(Exception):
 
 
 class StreamSet:
-    """Some lanes; fewer when their memory does not suffice."""
+    """Some streams; fewer when their memory does not suffice."""
 
     def __init__(
-        self, make: Callable[[], Stream], count: int = LANES, notes: list[str] | None = None
+        self, make: Callable[[], Stream], count: int = STREAMS, notes: list[str] | None = None
     ):
         self.make = make
         self.count = count
         self.notes = [] if notes is None else notes
-        self.lanes: list[Stream] = []
+        self.streams: list[Stream] = []
 
     def run(self, loops: Sequence[Loop[Any]]) -> list[Ended | None]:
         """How each loop ended; None for one that must be run step by step.
 
-        When memory runs out, the loops that have not ended are begun again in half as many lanes;
+        When memory runs out, the loops that have not ended are begun again in half as many streams;
         a loop that does not fit into one is left to the caller.
         """
         ended: dict[int, Ended | None] = {}
         while self.count and len(ended) < len(loops):
-            self.lanes += [self.make() for _ in range(self.count - len(self.lanes))]
+            self.streams += [self.make() for _ in range(self.count - len(self.streams))]
             try:
                 self._pass(loops, ended)
             except torch.OutOfMemoryError:
-                self.lanes.clear()
+                self.streams.clear()
                 self.count //= 2
-                left = f"{self.count} lanes" if self.count else "none: loops run step by step"
+                left = f"{self.count} streams" if self.count else "none: loops run step by step"
                 self.notes.append(f"the device's memory did not suffice; from now on {left}")
         return [ended.get(place) for place in range(len(loops))]
 
     def _pass(self, loops: Sequence[Loop[Any]], ended: dict[int, Ended | None]) -> None:
-        """Longest loops first; a lane that is free takes the next one."""
+        """Longest loops first; a stream that is free takes the next one."""
         longest = sorted(range(len(loops)), key=lambda place: -len(loops[place].batches))
         waiting = [place for place in longest if place not in ended]
-        for lane in self.lanes:
-            lane.begin()
+        for stream in self.streams:
+            stream.begin()
         try:
             running: dict[int, tuple[int, Playing]] = {}
             while waiting or running:
-                for number, lane in enumerate(self.lanes):
+                for number, stream in enumerate(self.streams):
                     if number not in running:
                         if not waiting:
                             continue
                         place = waiting.pop(0)
-                        running[number] = (place, lane.recorder.playing(loops[place]))
+                        running[number] = (place, stream.recorder.playing(loops[place]))
                     place, playing = running[number]
                     try:
-                        with lane.entered():
+                        with stream.entered():
                             next(playing)
                     except StopIteration as end:
                         ended[place] = end.value
@@ -110,8 +116,8 @@ class StreamSet:
                     except Exception as error:
                         raise Failed(place, error) from error
         finally:
-            for lane in self.lanes:
-                lane.end()
+            for stream in self.streams:
+                stream.end()
 
 
 Playing = Generator[None, None, Ended | None]
@@ -120,18 +126,27 @@ Playing = Generator[None, None, Ended | None]
 class Streams(Batched):
     """Plays all nodes to their next `await`, then runs their loops side by side."""
 
-    name = "lanes"
+    name = "streams"
 
-    def __init__(self, *args: Any, lanes: int = LANES, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        experiment: Experiment,
+        execution: Execution,
+        *,
+        cache: Cache | None = None,
+        absences: Absences | None = None,
+    ):
+        super().__init__(experiment, execution, cache=cache, absences=absences)
         self.road: StreamSet | None = None
         if self.recorder is not None:
             self.road = StreamSet(
-                lambda: cuda_stream(self.device, self.notes, self.compiler), lanes, self.notes
+                lambda: cuda_stream(self.device, self.notes, self.compiler),
+                execution.streams,
+                self.notes,
             )
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
-        """What stacks well in stacks, recordable loops in lanes, the rest as `in_process` would."""
+        """What stacks well in stacks, what can be recorded in streams, the rest as `in_process`."""
         if self.road is not None:
             stacked = [
                 stackable for stackable in self._stackable(waiting) if stacks_well(stackable)

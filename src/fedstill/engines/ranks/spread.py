@@ -117,10 +117,12 @@ class Spread:
     def __init__(self, inner: InProcess, transport: Transport):
         self.inner, self.transport, self.name = inner, transport, inner.name
         self.notes = inner.notes
-        dealt = owners(inner.everybody.clients, transport.size)
-        self.states = RemoteMemories(inner.states, transport, dealt, inner.method)
+        self.experiment, self.population = inner.experiment, inner.population
+        method = inner.experiment.method
+        dealt = owners(inner.population.clients, transport.size)
+        self.states = RemoteMemories(inner.states, transport, dealt, method)
         inner.states = self.states
-        self._kinds = _kinds(inner.method)
+        self._kinds = _kinds(method)
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Go on from these memories."""
@@ -135,7 +137,7 @@ class Spread:
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox, each at its rank."""
         own, others = self._dealt(inboxes)
-        letters = Letters(self._kinds, self.inner.method.holds)
+        letters = Letters(self._kinds, self.experiment.method.holds)
         questions: dict[int, Record] = {
             rank: Play(step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}))
             for rank, ids in others.items()
@@ -205,8 +207,9 @@ class Worker:
         self, engine: InProcess, question: Question | None = None, standing: Ready | None = None
     ):
         self.engine, self.question, self.standing = engine, question, standing
-        self.steps, self.kinds = _by_name(engine.method), _kinds(engine.method)
-        self.memory, self.held = memory_of(engine.method, Place.CLIENTS), engine.method.holds
+        method = engine.experiment.method
+        self.steps, self.kinds = _by_name(method), _kinds(method)
+        self.memory, self.held = memory_of(method, Place.CLIENTS), method.holds
 
     def answer(self, request: Record) -> Record:
         """What was asked for."""

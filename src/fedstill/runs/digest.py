@@ -1,0 +1,196 @@
+"""What a run is, as plain tables: what is written beside it, and what must not change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstill.core.model import Model
+from fedstill.core.node import SERVER
+from fedstill.core.records import NodeId
+from fedstill.data import Collection
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Population
+from fedstill.models import MODELS
+from fedstill.recipe.tables import BASE_FIELDS, Recipe, Table
+from fedstill.recipe.toml import toml_text
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is written beside a run: a recipe, or a table of the objects that it was made of.
+
+    A run that goes on may get more rounds, another name or device; what is `decisive` it must keep.
+    """
+
+    file: str
+    text: str
+    decisive: Mapping[str, Any]
+    method: str
+    label: str
+    data: str
+
+
+def of_recipe(recipe: Recipe) -> Description:
+    """A recipe as what is written beside its run."""
+    return Description(
+        "recipe.toml",
+        toml_text(recipe.as_tables()),
+        decisive(recipe),
+        recipe.method_name,
+        recipe.label,
+        recipe.data.name,
+    )
+
+
+def of_experiment(experiment: Experiment, label: str | None = None) -> Description:
+    """An experiment made of objects as what is written beside its run."""
+    name = type(experiment.method).__name__.lower()
+    data = experiment.population.data
+    tables = {
+        "method": {"label": label or name, **plain(experiment.method)},
+        "networks": _networks(experiment.population),
+        "federation": {
+            key: plain(getattr(experiment, key))
+            for key in ("topology", "sampling", "channels", "bad_messages")
+        },
+        "data": {
+            "name": type(experiment.population).__name__ if data is None else data.name,
+            "clients": len(experiment.population.clients),
+            **contents(experiment.population),
+        },
+        "run": {
+            key: plain(getattr(experiment, key))
+            for key in ("seed", "rounds", "evaluate_every", "scores", "metrics")
+        },
+    }
+    kept = {key: tables[key] for key in ("networks", "federation", "data")}
+    kept["method"] = {k: v for k, v in tables["method"].items() if k != "label"}
+    kept["run"] = {"seed": experiment.seed}
+    return Description(
+        "experiment.json",
+        json.dumps({**tables, "decisive": kept}, indent=2, ensure_ascii=False) + "\n",
+        kept,
+        name,
+        label or name,
+        str(tables["data"]["name"]),
+    )
+
+
+def decisive(recipe: Recipe) -> Table:
+    """The values of a recipe that decide the numbers of every round."""
+    tables = recipe.as_tables()
+    kept: Table = {k: tables[k] for k in ("data", "models", "federation", "method") if k in tables}
+    kept["data"] = {k: v for k, v in kept["data"].items() if k != "data_dir"}
+    if "public" in kept["data"]:
+        public = {k: v for k, v in kept["data"]["public"].items() if k != "data_dir"}
+        kept["data"]["public"] = public
+    kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
+    kept["run"] = {"seed": recipe.run.seed}
+    return kept
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
+    """A line for every value that two tables do not share."""
+    lines: list[str] = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += differences(old, new, f"{where}{key}.")
+        elif old != new:
+            words = ["unset" if value is None else repr(value) for value in (old, new)]
+            lines.append(f"{where}{key} was {words[0]}, not {words[1]}")
+    return lines
+
+
+def digest(kept: Mapping[str, Any], population: Population) -> str:
+    """What a checkpoint must share with a run that goes on from it."""
+    text = json.dumps({**kept, **contents(population)}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def contents(population: Population) -> dict[str, str]:
+    """What the data are, by their digests."""
+    if population.data is None:
+        every = [(c, population.party(c)) for c in population.clients]
+        lines = [f"{c} {party.data.digest()} {party.test.digest()}" for c, party in every]
+        found = {"content": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+        return found | ({"public content": population.public.digest()} if population.public else {})
+    found = {"content": population.data.digest()}
+    if population.unlabelled is not None:
+        found["public content"] = population.unlabelled.digest()
+    return found
+
+
+def content_digest(collection: Collection) -> str:
+    """What the data are, however they are split."""
+    seen = {id(e): e for site in collection.sites for e in (site.pool, site.test)}
+    digests = sorted(examples.digest() for examples in seen.values())
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def named_networks(models: Mapping[NodeId, Model]) -> dict[NodeId, str]:
+    """Each client's network by name, with the options in which networks of that name differ."""
+    names = {kind: name for name, kind in MODELS.items()}
+    distinct: list[Model] = []
+    distinct += (model for model in models.values() if model not in distinct)
+    made = {}
+    for node, model in models.items():
+        alike = [other for other in distinct if type(other) is type(model)]
+        options = (f.name for f in fields(model) if f.init and f.name not in BASE_FIELDS)
+        differ = [
+            f"{option} {_in_words(getattr(model, option))}"
+            for option in options
+            if any(getattr(other, option) != getattr(model, option) for other in alike)
+        ]
+        name = names.get(type(model)) or str(model.describe()["name"])
+        made[node] = ", ".join([name, *differ])
+    return made
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it, the same in every process."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, Sequence):
+        return [plain(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        content = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
+        return {"shape": list(value.shape), "type": str(value.dtype), "content": content}
+    if is_dataclass(value) and not isinstance(value, type):
+        held = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"name": _name(type(value)), **held}
+    return _name(value if hasattr(value, "__qualname__") else type(value))
+
+
+def _networks(population: Population) -> dict[str, Any]:
+    """The server's network, and the clients' where they differ from it."""
+    server = population.party(SERVER).model
+    others = {c: plain(m.describe()) for c, m in population.models.items() if m != server}
+    return {"server": plain(server.describe()), **({"clients": others} if others else {})}
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _in_words(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)

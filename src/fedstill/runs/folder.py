@@ -1,0 +1,151 @@
+"""A run's folder: whether it is free, who may write to it, which version wrote it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedstill.core.errors import RunFolderError
+from fedstill.data import Collection, counts_table
+from fedstill.logbook.environment import environment
+from fedstill.logbook.reader import DESCRIPTIONS
+from fedstill.logbook.writer import write_json
+
+try:
+    import fcntl
+except ImportError:  # not on this system: two processes in one folder go unnoticed
+    fcntl = None  # type: ignore[assignment]
+
+FOLDER_VERSION = 1
+BEGINNING = {
+    *("environment.json", "partition.csv", ".environment.json.new"),
+    *(f"{name}.draft" for name in DESCRIPTIONS),
+}
+
+
+def description_in(folder: Path) -> Path | None:
+    """The file that says what is run in a folder, or None where nothing is."""
+    return next((folder / name for name in DESCRIPTIONS if (folder / name).exists()), None)
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds anything but the leftovers of a run that never began."""
+    if (folder / "recipe.toml").exists():
+        raise RunFolderError(
+            f"{folder} already holds a run; go on with `fedstill resume {folder}`, "
+            "or give another folder with --out"
+        )
+    if description_in(folder) is not None:
+        raise RunFolderError(
+            f"{folder} already holds a run; go on with `fedstill.run(…, resume=True)`, "
+            "or give another folder"
+        )
+    with writing(folder):
+        present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(present - BEGINNING)
+    if others:
+        raise RunFolderError(
+            f"{folder} holds other things ({', '.join(others[:3])}{', …' if others[3:] else ''}); "
+            "a run needs a folder of its own, give another one with --out"
+        )
+
+
+def check_version(folder: Path) -> None:
+    """Refuse a folder that another version of run folders was written by."""
+    path = folder / "environment.json"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        found, by = facts.get("folder_version"), facts.get("fedstill")
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path} does not say which version of fedstill wrote this folder ({error}); its "
+            "tables stay readable as CSV, but to go on run the recipe again in a new folder"
+        ) from error
+    if found != FOLDER_VERSION:
+        raise RunFolderError(
+            f"{folder} is a run folder of version {found}, written by fedstill {by}; this fedstill "
+            f"reads version {FOLDER_VERSION}. Its tables stay readable as CSV; to go on with the "
+            f"run, install fedstill {by}"
+        )
+
+
+def begin(folder: Path, name: str, description: str, data: Collection | None) -> None:
+    """A new run's folder: the environment, how data are split, and last what is run."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {"folder_version": FOLDER_VERSION, **environment()}
+        write_json(folder / "environment.json", facts)
+        if data is not None:
+            _write_partition(data, folder / "partition.csv")
+        write_whole(folder / name, description)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text in the place of another once it is on the disk."""
+    draft = path.with_suffix(path.suffix + ".draft")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the system refuses into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write to {folder}: {error.strerror or error}; give another folder with --out"
+        ) from error
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder so that no second process writes to it; a kill lets go of it."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def fresh_folder(wanted: Path) -> Path:
+    """The folder, or the next free one beside it."""
+    number, folder = 1, wanted
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def safe(name: str) -> str:
+    """A name as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunFolderError(
+            f"another process is writing to {folder}; wait until it has ended"
+        ) from error
+
+
+def _write_partition(collection: Collection, path: Path) -> None:
+    rows = counts_table(collection)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

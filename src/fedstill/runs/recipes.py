@@ -1,0 +1,163 @@
+"""Runs of recipes: begun in a folder, resumed from one, or played for the leader of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from fedstill.core.errors import RecipeError, RunFolderError
+from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
+from fedstill.engines.ranks.spread import Worker
+from fedstill.federation import checkpoint
+from fedstill.federation.cache import FolderCache
+from fedstill.federation.evaluate import scores
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import Watch
+from fedstill.methods.virtual import Virtual
+from fedstill.recipe.build import execution_of, experiment_of
+from fedstill.recipe.check import checked
+from fedstill.recipe.read import read_recipe
+from fedstill.recipe.tables import Recipe
+from fedstill.recipe.toml import toml_text
+from fedstill.runs import folder as folders
+from fedstill.runs.digest import decisive, digest, of_recipe
+from fedstill.runs.folder import check_free, fresh_folder
+from fedstill.runs.session import Keeping, Session, check_same, standing
+from fedstill.runs.virtual import distilled
+
+__all__ = ["begin", "check_free", "folders_for", "fresh_folder", "prepared", "recipe_of", "resume"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A recipe's objects on one rank, its virtual data made."""
+
+    experiment: Experiment
+    execution: Execution
+    cache: FolderCache
+    notes: Sequence[str]
+
+
+@contextmanager
+def prepared(recipe: Recipe, line: Transport | None = None) -> Iterator[Prepared]:
+    """What a recipe describes, while the switches of the process are as it needs them."""
+    if line is not None and line.rank == LEADER:
+        say_to_all(line, Begin(toml_text(recipe.as_tables())))
+    execution = execution_of(recipe)
+    if line is not None:
+        execution = execution.at(line.local_rank)
+    experiment = experiment_of(recipe)
+    cache = FolderCache(recipe.run.cache_dir)
+    notes: list[str] = []
+    with execution.applied(experiment.networks):
+        if recipe.data.virtual is not None and not recipe.method.distils:
+            virtual = Virtual(**recipe.data.virtual)
+            experiment, note = distilled(experiment, virtual, execution, cache, line)
+            notes.append(note)
+        yield Prepared(experiment, execution, cache, notes)
+
+
+@contextmanager
+def session(
+    recipe: Recipe, folder: Path, watch: Watch | None, line: Transport | None
+) -> Iterator[Session]:
+    """The run of a recipe, ready to be begun or resumed."""
+    with prepared(recipe, line) as ready:
+        yield Session(
+            ready.experiment,
+            ready.execution,
+            of_recipe(recipe),
+            folder=folder,
+            keeping=Keeping(
+                recipe.run.checkpoint_every, recipe.run.keep_checkpoints, recipe.run.pictures
+            ),
+            watch=watch,
+            cache=ready.cache,
+            notes=ready.notes,
+            transport=line,
+        )
+
+
+@contextmanager
+def worker(recipe: Recipe, line: Transport) -> Iterator[Worker]:
+    """What plays the run of a recipe for the leader of several ranks."""
+    with prepared(recipe, line) as ready:
+        experiment = ready.experiment
+        engine = engine_of(experiment, ready.execution, cache=ready.cache)
+        own = digest(decisive(recipe), experiment.population)
+        yield Worker(engine, partial(scores, experiment, engine.population), standing(own))
+
+
+def begin(
+    recipe: Recipe,
+    folder: Path,
+    watch: Watch | None = None,
+    line: Transport | None = None,
+) -> Path:
+    """Run a recipe in a new folder and return it; with a line, over several ranks."""
+    check_free(folder)
+    with session(recipe, folder, watch, line) as made:
+        made.begin()
+    return folder
+
+
+def resume(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    watch: Watch | None = None,
+    line: Transport | None = None,
+) -> Path:
+    """Go on from the newest checkpoint of a folder; the result is that of an unbroken run."""
+    recipe = recipe_of(folder, overrides)
+    with folders.alone(folder):
+        if checkpoint.latest(folder / "checkpoints") is not None:
+            check_same(folder, decisive(recipe_of(folder)), decisive(recipe))
+        with session(recipe, folder, watch, line) as made:
+            made.resume(changed=bool(overrides))
+    return folder
+
+
+def recipe_of(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run folder; refuses a folder that holds no run, or one we cannot read."""
+    path = folder / "recipe.toml"
+    if not path.exists():
+        if folders.description_in(folder) is not None:
+            raise RunFolderError(
+                f"{folder} holds a run that was begun from Python, without a recipe; go on there, "
+                "with fedstill.run(experiment, folder=…, resume=True)"
+            )
+        below = sorted(found.parent for found in folder.glob("*/**/recipe.toml"))
+        hint = f"; resume one of {', '.join(map(str, below[:5]))}" if below else ""
+        raise RunFolderError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
+    folders.check_version(folder)
+    recipes = checked(read_recipe(path, overrides))
+    if len(recipes) != 1:
+        raise RunFolderError(f"{path} has {len(recipes)} methods, a run has one")
+    return recipes[0]
+
+
+def seeded(recipe: Recipe, seed: int) -> Recipe:
+    """The same recipe with another seed."""
+    return replace(recipe, run=replace(recipe.run, seed=seed))
+
+
+def folders_for(
+    recipes: Sequence[Recipe], seeds: Sequence[int], out: Path
+) -> list[tuple[Recipe, Path]]:
+    """A folder for each method and seed: `out` itself for a single run, else one below it."""
+    made: dict[Path, Recipe] = {}
+    for recipe in recipes:
+        place = out / folders.safe(recipe.label) if len(recipes) > 1 else out
+        for seed in seeds:
+            folder = place / f"seed-{seed}" if len(seeds) > 1 else place
+            if folder in made:
+                raise RecipeError(
+                    f"method.label: {made[folder].label!r} and {recipe.label!r} would share the "
+                    f"folder {folder}; change one of them"
+                )
+            made[folder] = seeded(recipe, seed)
+    return [(recipe, folder) for folder, recipe in made.items()]

@@ -1,0 +1,60 @@
+"""Virtual data: clients distil their data once, before a run, and then train on what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedstill.core.data import Data
+from fedstill.core.records import NodeId
+from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.ranks.protocol import LEADER, Transport
+from fedstill.engines.ranks.spread import Spread, Worker, serve
+from fedstill.federation.cache import FolderCache
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import run
+from fedstill.logbook.writer import MemoryLog
+from fedstill.methods.virtual import Own, Virtual
+from fedstill.runs.session import spread
+
+
+def distilled(
+    experiment: Experiment,
+    virtual: Virtual,
+    execution: Execution,
+    cache: FolderCache,
+    transport: Transport | None = None,
+) -> tuple[Experiment, str]:
+    """The experiment whose clients learn from sets that they distil first, and a note of it."""
+    sets = virtual_sets(experiment, virtual, execution, cache, transport)
+    found = f"{cache.made} sets made, {cache.found} found in {cache.folder}"
+    if transport is not None:
+        found += f" by rank {transport.rank}"
+    note = f"trained on virtual data, {virtual.per_class} images per class: {found}"
+    return replace(experiment, population=experiment.population.learning_from(sets)), note
+
+
+def virtual_sets(
+    experiment: Experiment,
+    virtual: Virtual,
+    execution: Execution,
+    cache: FolderCache,
+    transport: Transport | None = None,
+) -> dict[NodeId, Data]:
+    """What the clients of an experiment distil from their data; of other ranks, their own."""
+    warm_up = Experiment(
+        virtual,
+        experiment.population,
+        rounds=0,
+        seed=experiment.seed,
+        topology=experiment.topology,
+    )
+    own = engine_of(warm_up, replace(execution, memory_limit=None), cache=cache)
+    engine = spread(own, transport)
+    if transport is not None and transport.rank != LEADER:
+        serve(Worker(own), transport)
+    else:
+        run(engine, MemoryLog())
+    made = {node: state for node, state in engine.states.items() if isinstance(state, Own)}
+    if isinstance(engine, Spread):
+        engine.over()
+    return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
