@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"core", "models"}, {"torch"}),
     "data": ({"core.errors", "core.ranges", "data"}, {"numpy"}),
     "metrics": ({"core", "metrics"}, {"torch"}),
-    "wire": ({"core", "wire"}, {"torch"}),
+    "wire": ({"core", "wire"}, {"torch", "safetensors"}),
     "channels": ({"core", "channels"}, {"torch"}),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
     # What an experiment is they may know, not how its rounds are played.
@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "federation": (
         {"channels", "core", "data", "wire", "logbook", "engines", "federation", "metrics"},
-        {"torch", "numpy"},
+        {"torch", "numpy", "networkx"},
     ),
     "report": (
         {"core.errors", "core.records", "core.node", "logbook", "report"},
@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},
     ),
 }
-EXTRAS = ["typer", "rich", "safetensors", "sklearn", "matplotlib", "pydantic", "PIL"]
+EXTRAS = ["typer", "rich", "sklearn", "matplotlib", "pydantic", "PIL"]
 
 
 def imported(source: str) -> Iterator[tuple[int, str]]:
@@ -142,7 +142,7 @@ from fedstill.federation.population import Party, Population
 from fedstill.engines.play.in_process import InProcess
 from fedstill.methods import METHODS
 from fedstill.models import MLP
-import fedstill.parts.balls, fedstill.parts.synthesis
+import fedstill.parts.balls, fedstill.parts.distribution_matching
 model = MLP((4,), 2)
 data = Data.of(torch.ones(6, 4), torch.tensor([0, 1] * 3))
 class Two(Population):
@@ -161,7 +161,7 @@ for engine in (InProcess, Batched):
 """
 
 
-def test_methods_and_engines_run_with_torch_alone() -> None:
+def test_methods_and_engines_run_with_torch_and_safetensors_alone() -> None:
     said = python(f"import sys\nfor name in {EXTRAS}: sys.modules[name] = None\n{ONE_ROUND}")
     assert said.splitlines() == ["in_process ran", "batched ran"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.commands.listings import Form, markdown, method_rows, print_table, short_citation
+from fedstill.commands.listings import Form, markdown, method_rows, print_rows, short_citation
 from fedstill.commands.show import quick
 from fedstill.methods import METHODS
 from fedstill.models import MLP, ConvNet
@@ -96,6 +96,7 @@ def test_methods_are_listed_with_paper_and_purpose():
     assert "Communication-Efficient" not in table
     (fedavg,) = (row for row in rows if row["method"] == "fedavg")
     assert "Communication-Efficient Learning" in fedavg["paper"]
+    assert {row["method"] for row in rows if not row["paper"]} == {"local", "centralised"}
     assert fedstill("methods", "--format", "markdown").out.startswith(
         "| method | paper | purpose |"
     )
@@ -150,7 +151,7 @@ def test_data_of_a_recipe_are_previewed_as_they_are_split(tmp_path):
 def test_a_wide_table_is_printed_in_parts_and_nothing_is_cut(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     row = {"client": "east", **{f"class {i}": 1000 + i for i in range(20)}}
-    print_table([row, {**row, "client": "west"}])
+    print_rows([row, {**row, "client": "west"}], Form.table)
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 60
     assert said.count("east") == said.count("west") > 1
@@ -159,6 +160,11 @@ def test_a_wide_table_is_printed_in_parts_and_nothing_is_cut(capsys, monkeypatch
 
 def test_markdown_escapes_what_would_end_a_cell():
     assert markdown([{"a": "x | y", "b": None}]).splitlines()[-1] == "| x \\| y |  |"
+    assert markdown([{"a": "two\nlines", "b": 1}]).splitlines() == [
+        "| a | b |",
+        "| :-- | --: |",
+        "| two lines | 1 |",
+    ]
 
 
 @pytest.fixture(scope="module")

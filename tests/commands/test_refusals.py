@@ -17,7 +17,7 @@ import pytest
 from fedstill.core import Inbox, Message, Method, Node, Place, State, Step, Weights, at_clients
 from fedstill.federation import checkpoint
 from fedstill.methods import METHODS
-from fedstill.parts import synthesis
+from fedstill.parts import distribution_matching
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import session
 from small_recipes import (
@@ -110,6 +110,12 @@ WRONG = [
     ("federation.degree=2", "federation.degree: a star topology has no such key"),
     ("rounds=3", "override 'rounds=3': say which table, e.g. run.rounds=…"),
     ("lr=3", "override 'lr=3': say which table, e.g. method.lr=…"),
+    ("compile=true", "override 'compile=true': say which table, e.g. engine.compile=…"),
+    (
+        "models={name='mine'}",
+        "models is a table of the recipe; change one of its keys, e.g. models.name",
+    ),
+    ("run=3", "run is a table of the recipe; change one of its keys, e.g. run.name=…"),
     ("run.rounds", "override 'run.rounds': write it as table.key=value"),
     ("run..rounds=3", "override 'run..rounds=3': write it as table.key=value"),
     ("run.rounds.more=3", "override 'run.rounds.more=3': run.rounds.more is not a table"),
@@ -318,7 +324,7 @@ def test_a_folder_below_a_file_cannot_be_written(recipe, tmp_path):
 
 
 def test_a_disk_that_is_full_loses_nothing_that_was_written(recipe, target, monkeypatch):
-    real, calls = checkpoint._put, []
+    real, calls = checkpoint.write_through, []
 
     def full_later(path: Path, data: bytes) -> None:
         calls.append(path)
@@ -326,10 +332,10 @@ def test_a_disk_that_is_full_loses_nothing_that_was_written(recipe, target, monk
             raise OSError(28, "No space left on device", str(path))
         real(path, data)
 
-    monkeypatch.setattr(checkpoint, "_put", full_later)
+    monkeypatch.setattr(checkpoint, "write_through", full_later)
     expect_refusal("run", recipe, "--out", target,
             says=["cannot write the checkpoint of round 2", "No space left on device"])  # fmt: skip
-    monkeypatch.setattr(checkpoint, "_put", real)
+    monkeypatch.setattr(checkpoint, "write_through", real)
     assert fedstill("resume", target).code == 0
     assert "from the end of round 1" in (target / "notes.csv").read_text()
 
@@ -459,7 +465,7 @@ def test_a_failing_step_names_method_step_node_and_round_without_traceback(tmp_p
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the sky fell")
 
-    monkeypatch.setattr(synthesis.Matching, "matched", broken)
+    monkeypatch.setattr(distribution_matching.Matching, "matched", broken)
     recipe = images_recipe(tmp_path, FEDDM)
     says = "FedDM.synthesize failed on east in round 1: RuntimeError: the sky fell"
     expect_refusal("run", recipe, "--out", tmp_path / "run", says=says)

@@ -83,8 +83,8 @@ def test_seeds_change_the_split_or_the_corruption_alone(folder):
         for seeds in ({}, {"split_seed": 0}, {"split_seed": 1}, {"corruption_seed": 1})
     )
     assert first.digest() == again.digest()
-    random_networks = [made.sites[0].pool.digest() for made in (first, split, drawn)]
-    assert random_networks[0] == random_networks[1] != random_networks[2]
+    pools = [made.sites[0].pool.digest() for made in (first, split, drawn)]
+    assert pools[0] == pools[1] != pools[2]
     assert (first.sites[0].rows == drawn.sites[0].rows).all()
     assert (
         len(first.sites[0]) != len(split.sites[0])

@@ -8,7 +8,7 @@ from fedstill.core.errors import DataError
 from fedstill.data.images import resized, statistics, stratified_split, with_channels
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Iid
-from fedstill.data.preview import counts_table, counts_text
+from fedstill.data.preview import counts_table
 from fedstill.data.sites import Collection, Examples, Site, held_out, pooled, whole_site
 
 
@@ -157,7 +157,6 @@ def test_counts_are_listed_by_client_and_class():
     whole = image_set([0, 1, 1, 1])
     made = Collection("made up", (whole_site("one", whole.train, whole.test),), ("cat", "dog"))
     assert counts_table(made) == [{"client": "one", "cat": 1, "dog": 3, "total": 4}]
-    assert counts_text(made) == "client  cat  dog  total\none       1    3      4"
 
 
 def test_a_class_called_like_a_column_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import networkx
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -12,20 +13,43 @@ from hypothesis import strategies as st
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
+from fedstill.federation.graphs import connected
 from fedstill.federation.topology import (
     TOPOLOGIES,
     Complete,
     Edges,
     ErdosRenyi,
+    Exponential,
+    Grid,
     RandomRegular,
     Ring,
+    SmallWorld,
     Star,
     Topology,
-    _connected,
+    Torus,
 )
 
 few = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 seeds = st.integers(0, 2**31)
+
+
+# Drawn once and kept: the graphs of seed 7 that recipes of before have.
+REGULAR = {
+    "c0": ("c1", "c3", "c4"),
+    "c1": ("c0", "c2", "c5"),
+    "c2": ("c1", "c4", "c5"),
+    "c3": ("c0", "c4", "c5"),
+    "c4": ("c0", "c2", "c3"),
+    "c5": ("c1", "c2", "c3"),
+}
+ERDOS = {
+    "c0": ("c1", "c2", "c3", "c5"),
+    "c1": ("c0", "c2", "c3", "c4"),
+    "c2": ("c0", "c1", "c3", "c5"),
+    "c3": ("c0", "c1", "c2", "c4"),
+    "c4": ("c1", "c3", "c5"),
+    "c5": ("c0", "c2", "c4"),
+}
 
 
 def clients(count: int) -> list[str]:
@@ -122,8 +146,76 @@ def test_pairs_are_drawn_as_if_all_at_once(count: int, chance: float, seed: int)
     pairs = list(Complete().pairs(count, seed))
     drawn = torch.rand(len(pairs), generator=generator(seed, "topology", 0), dtype=torch.float64)
     joined = [pair for pair, number in zip(pairs, drawn.tolist(), strict=True) if number < chance]
-    assume(_connected(count, joined))
+    assume(connected(count, joined))
     assert list(ErdosRenyi(chance).pairs(count, seed)) == joined
+
+
+def test_a_grid_joins_those_beside_above_and_below() -> None:
+    # c0 c1 c2
+    # c3 c4 c5
+    edges = Grid().edges(clients(6), 0)
+    assert edges["c0"] == ("c1", "c3")
+    assert edges["c4"] == ("c1", "c3", "c5")
+    assert sum(map(len, edges.values())) == 2 * (2 * 2 + 3)  # two rows of two joins, three columns
+    assert Grid(1).edges(clients(4), 0) == {
+        "c0": ("c1",), "c1": ("c0", "c2"), "c2": ("c1", "c3"), "c3": ("c2",),
+    }  # fmt: skip
+
+
+def test_on_a_torus_everyone_has_four_neighbours() -> None:
+    edges = Torus(3).edges([f"{i:02d}" for i in range(12)], 0)
+    assert_sound(edges)
+    assert edges["00"] == ("01", "03", "04", "08")
+    assert {len(others) for others in edges.values()} == {4}
+    assert Torus(1).edges(clients(5), 0) == Ring().edges(clients(5), 0)
+    assert Torus().edges(["a"], 0) == Grid().edges(["a"], 0) == {"a": ()}
+
+
+def test_an_exponential_graph_joins_places_a_power_of_two_apart() -> None:
+    edges = Exponential().edges([f"{i:02d}" for i in range(16)], 0)
+    assert_sound(edges)
+    assert edges["00"] == ("01", "02", "04", "08", "12", "14", "15")
+    assert Exponential().edges(clients(4), 0) == Complete().edges(clients(4), 0)
+    assert Exponential().edges(["a"], 0) == {"a": ()}
+
+
+@few
+@given(count=st.integers(5, 24), probability=st.floats(0.01, 1.0), seed=seeds)
+def test_a_small_world_keeps_the_number_of_edges_of_its_ring(
+    count: int, probability: float, seed: int
+) -> None:
+    edges = SmallWorld(2, probability).edges(clients(count), seed)
+    assert_sound(edges)
+    assert is_connected(edges)
+    assert sum(map(len, edges.values())) == 2 * 2 * count
+
+
+def test_a_small_world_is_a_ring_with_some_edges_moved() -> None:
+    ring = set(Ring(2).graph(clients(40), 0).pairs())
+    moved = [len(set(SmallWorld(2, 0.1).graph(clients(40), s).pairs()) - ring) for s in range(40)]
+    # 80 edges, each moved with probability 0.1: 8 on average, a few of them onto the ring again.
+    assert 6 < sum(moved) / len(moved) < 9
+    assert set(SmallWorld(2, 1e-9).graph(clients(40), 0).pairs()) == ring
+
+
+def test_pairs_name_every_edge_once() -> None:
+    assert list(Ring().graph(["d", "b", "a", "c"], 0).pairs()) == [
+        ("a", "b"), ("a", "d"), ("b", "c"), ("c", "d"),
+    ]  # fmt: skip
+    assert list(Star().graph(["a", "b"], 0).pairs()) == []
+    assert len(list(Complete().graph(clients(5), 0).pairs())) == 10
+
+
+@few
+@given(count=st.integers(1, 20), chance=st.floats(0.01, 0.3), seed=seeds)
+def test_connected_is_what_networkx_says(count: int, chance: float, seed: int) -> None:
+    drawn = networkx.gnp_random_graph(count, chance, seed=seed)
+    assert connected(count, list(drawn.edges)) == networkx.is_connected(drawn)
+
+
+def test_drawn_graphs_of_recipes_stay_as_they_were() -> None:
+    assert RandomRegular(3).edges(clients(6), 7) == REGULAR
+    assert ErdosRenyi(0.4).edges(clients(6), 7) == ERDOS
 
 
 def test_sleeping_neighbours_do_not_hear() -> None:
@@ -151,7 +243,7 @@ def test_a_graph_depends_on_names_and_seed_only(name: str) -> None:
     assert hash(TOPOLOGIES[name]()) == hash(topology)
     assert torch.equal(torch.get_rng_state(), before)
     differs = any(topology.edges(clients(12), seed) != first for seed in range(5))
-    assert differs == (name in ("random_regular", "erdos_renyi"))
+    assert differs == (name in ("random_regular", "erdos_renyi", "small_world"))
 
 
 @pytest.mark.parametrize("degree", [2, 3])
@@ -194,6 +286,9 @@ def test_a_large_graph_is_made_in_reasonable_time() -> None:
         (RandomRegular(1), 4, "joins 4 clients in separate pairs; take at least 2"),
         (Ring(3), 5, "neighbours = 3 on each side, but a circle of 5 clients has 2"),
         (ErdosRenyi(0.001), 30, "probability = 0.001 left some of 30 clients apart .* take about"),
+        (SmallWorld(3), 6, "neighbours = 3 on each side needs more than 6 clients, there are 6"),
+        (Grid(), 7, "Grid: 7 clients cannot stand in equal rows; .* or rows = 1"),
+        (Torus(5), 12, "Torus: rows = 5 does not divide 12 clients"),
     ],
 )
 def test_a_graph_that_cannot_be_made_says_what_to_change(
@@ -222,5 +317,5 @@ def test_names_must_differ_and_leave_the_server_its_own() -> None:
 
 
 def test_there_may_be_nobody() -> None:
-    for topology in (Star(), Complete(), Ring(), ErdosRenyi()):
+    for topology in (Star(), Complete(), Ring(), ErdosRenyi(), Grid(), Torus(), Exponential()):
         assert topology.graph([], 0).hearers(SERVER, []) == []

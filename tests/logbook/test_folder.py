@@ -9,10 +9,8 @@ import pytest
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.logbook import (
     FolderLog,
-    MemoryLog,
     Note,
     Number,
-    Tee,
     Traffic,
     environment,
     read_rows,
@@ -176,14 +174,6 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path):
         file.write("4,update,mnist,loss,,a lot\n")
     with pytest.raises(RunFolderError, match=r"metrics\.csv, line 6: .*a lot"):
         read_run(folder)
-
-
-def test_a_tee_writes_everywhere():
-    one, two = MemoryLog(), MemoryLog()
-    for event in EVENTS:
-        Tee(one, two).write(event)
-    assert one.rows() == two.rows()
-    assert len(one.metrics) + len(one.messages) + len(one.notes) == len(EVENTS)
 
 
 def test_json_is_written_whole_and_refuses_what_json_cannot_hold(tmp_path):

@@ -59,7 +59,7 @@ def test_pictures_travel_as_bytes_and_are_normalised_as_at_home() -> None:
     engine, log = played(Centralised(), world, rounds=1)
     sizes = {row.sender: row.bytes for row in log.messages if row.field == "stored"}
     assert sizes == {"c0": 20 * 64, "c1": 27 * 64, "c2": 23 * 64}
-    first = engine.states[SERVER].random_networks[0]
+    first = engine.states[SERVER].pools[0]
     assert first.stored.dtype == torch.uint8
     assert torch.equal(first.mean, torch.tensor(0.5))
 
@@ -74,5 +74,5 @@ def test_only_the_rows_that_a_client_holds_are_handed_over() -> None:
                     Data(), model),
     }  # fmt: skip
     engine, _ = played(Centralised(), World(halves, model), rounds=1)
-    handed = torch.cat([sent.stored for sent in engine.states[SERVER].random_networks])
+    handed = torch.cat([sent.stored for sent in engine.states[SERVER].pools])
     assert torch.equal(handed, pool.take(torch.arange(17)).x)

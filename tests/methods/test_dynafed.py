@@ -15,7 +15,7 @@ from fedstill.methods.dynafed import DynaFed, Stretch
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts import augment
 from fedstill.parts.losses import soft_cross_entropy
-from fedstill.parts.synthesis import training_batches
+from fedstill.parts.synthetic_batches import training_batches
 from worlds import CLASSES, World, engine_for, pictures, played
 
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 8}

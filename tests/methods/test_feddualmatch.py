@@ -19,8 +19,9 @@ from fedstill.methods.feddm import FedDM
 from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, distance, union
 from fedstill.models import MLP
 from fedstill.parts import balls
+from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.matching import grad, gradient_distance, loss_on
-from fedstill.parts.synthesis import Matching, from_noise
+from fedstill.parts.synthetic_sets import from_noise
 from worlds import World, engine_for, finished, pictures, played
 
 PLAIN: dict[str, Any] = {

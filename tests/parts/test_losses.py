@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedstill.core.seeds import generator
 from fedstill.parts.losses import (
-    class_mmd,
     class_square_error,
     cross_correlation,
     divergence,
@@ -149,12 +148,6 @@ def test_a_set_of_equal_points_has_a_finite_discrepancy() -> None:
     same = torch.ones(3, 2)
     grad = torch.func.grad(lambda x: mmd(x, same))(same)
     assert torch.isfinite(grad).all() and float(mmd(same, same)) == 0
-
-
-def test_class_discrepancy_is_summed_over_classes_that_both_have() -> None:
-    left, right = torch.tensor([[1.0], [3.0], [5.0], [9.0]]), torch.tensor([[1.0], [7.0], [100.0]])
-    found = class_mmd(left, torch.tensor([0, 0, 1, 2]), right, torch.tensor([0, 1, 3]), classes=4)
-    assert float(found) == (2 - 1) ** 2 + (5 - 7) ** 2
 
 
 # Soft labels

@@ -16,30 +16,28 @@ from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.models import MLP, ConvNet
 from fedstill.parts import augment
-from fedstill.parts.synthesis import (
+from fedstill.parts.augment import augmentations, image_size, strategy_faults
+from fedstill.parts.distribution_matching import (
     Iteration,
-    Kept,
     Matching,
-    SyntheticSet,
-    augmentations,
     class_means,
-    class_statistics,
-    convnet_for,
     distances,
+    packed,
+    real_rows,
+    stage_count,
+)
+from fedstill.parts.synthetic_batches import training_batches
+from fedstill.parts.synthetic_sets import (
+    SyntheticSet,
+    class_statistics,
     from_noise,
     from_real,
     from_statistics,
     held_classes,
-    image_size,
     mean_over_holders,
-    packed,
-    real_rows,
     scaled,
-    stage_count,
-    strategy_faults,
-    training_batches,
-    warmed_up,
 )
+from fedstill.parts.warm_up import Kept, convnet_for, warmed_up
 from worlds import finished
 
 LINEAR = MLP((1, 2, 3), 4, hidden=())  # features are the pixels, logits a linear map of them
@@ -605,7 +603,7 @@ def test_an_augmentation_draws_what_it_names() -> None:
     for name, draws in drawn:
         assert draws.rotate.shape == (2, 5, 1)
         assert bool(draws.rotate.any()) == (name == "rotate")
-        assert augment.shared_operation(draws) == name
+        assert {augment.OPERATIONS[place] for place in draws.operation.tolist()} == {name}
 
 
 def test_without_augmentation_nothing_is_drawn() -> None:

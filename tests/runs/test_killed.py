@@ -136,8 +136,8 @@ def dying(function: Any, call: int) -> Any:
 
 
 PLACES = [
-    (checkpoint, "_put"), (checkpoint, "_publish"), (checkpoint, "_tidy"), (FolderLog, "write"),
-    (FolderLog, "flush"), (folders, "write_whole"), (folders, "write_json"),
+    (checkpoint, "write_through"), (checkpoint, "_publish"), (checkpoint, "_tidy"),
+    (FolderLog, "write"), (FolderLog, "flush"), (folders, "write_whole"), (folders, "write_json"),
     (session, "write_summary"), (folders, "_write_partition"),
 ]  # fmt: skip
 

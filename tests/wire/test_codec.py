@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -155,8 +158,50 @@ def test_other_programs_can_read_the_file(held: Weights) -> None:
 
 def test_plain_fields_stand_as_json_in_the_metadata() -> None:
     metadata = header_of(codec.encode(Up({"a": torch.ones(2)}, 7)))["__metadata__"]
-    assert metadata["record"] == "Up"
-    assert json.loads(metadata["fields"]) == {"weights": {"a": "tensor"}, "examples": 7}
+    assert list(metadata) == ["fedstill"]
+    assert json.loads(metadata["fedstill"]) == {
+        "format": 2,
+        "record": "Up",
+        "fields": {"weights": {"a": "tensor"}, "examples": 7},
+    }
+
+
+SAME_EVERYWHERE = """
+import hashlib, torch
+from fedstill.core.records import Message, Weights
+from fedstill.wire import codec
+
+class Up(Message):
+    weights: Weights
+    names: dict[str, int]
+
+held = {name: torch.arange(4.0) for name in ("b", "a", "ü")}
+data = codec.encode(Up(held, {name: len(name) for name in ("one", "three", "two")}))
+print(hashlib.sha256(data).hexdigest())
+"""
+
+
+def test_equal_records_give_equal_bytes_in_every_process() -> None:
+    digests = set()
+    for seed in ("0", "1", "12345", "random"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        told = subprocess.run(
+            [sys.executable, "-c", SAME_EVERYWHERE],
+            capture_output=True, text=True, check=True, env=environment,
+        )  # fmt: skip
+        digests.add(told.stdout.strip())
+    assert len(digests) == 1
+
+
+def test_a_record_of_the_first_format_is_still_read() -> None:
+    metadata = {
+        "fedstill": "1",
+        "record": "Up",
+        "fields": '{"weights":{"a":"tensor"},"examples":7}',
+    }
+    header = {"__metadata__": metadata, "weights.a": entry("F32", [2], [0, 8])}
+    came = codec.decode(file_of(header, struct.pack("<2f", 1.5, -2.0)), Up)
+    assert (came.examples, came.weights["a"].tolist()) == (7, [1.5, -2.0])
 
 
 @few
@@ -226,8 +271,17 @@ def file_of(header: Any, body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
-def up(fields: Any = None, record: str = "Up", version: str = "1", **entries: Any) -> Any:
+def up(fields: Any = None, record: str = "Up", version: Any = 2, **entries: Any) -> Any:
     """The header of an Up whose fields and tensors can be anything."""
+    fields = {"weights": {"a": "tensor"}, "examples": 7} if fields is None else fields
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    about = f'{{"format": {json.dumps(version)}, "record": {json.dumps(record)}, "fields": {text}}}'
+    named = {f"weights.{name}": entry for name, entry in entries.items()}
+    return {"__metadata__": {"fedstill": about}, **named}
+
+
+def first_up(fields: Any = None, record: str = "Up", version: Any = "1", **entries: Any) -> Any:
+    """The same in the first format, which had three keys in the metadata."""
     fields = {"weights": {"a": "tensor"}, "examples": 7} if fields is None else fields
     text = fields if isinstance(fields, str) else json.dumps(fields)
     metadata = {"fedstill": version, "record": record, "fields": text}
@@ -239,106 +293,160 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-GOOD = file_of(up(a=entry()), bytes(8))
 TWO = {"weights": {"a": "tensor", "b": "tensor"}, "examples": 7}
 NUMBERS = {"weights": {}, "examples": 7}
 NESTED = '{"weights": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}"
-DOUBLE = json.dumps(up(a=entry()))[:-1] + ', "weights.a": ' + json.dumps(entry()) + "}"
+GOOD = file_of(up(a=entry()), bytes(8))
 
-HOSTILE: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "at least 8 bytes"),
-    "truncated length": (GOOD[:5], "at least 8 bytes"),
-    "truncated header": (GOOD[:40], "expected a header of"),
-    "truncated tensors": (GOOD[:-1], r"Up.weights.a: expected a range from 0, within 7 bytes"),
-    "trailing bytes": (GOOD + b"x", "expected 8 bytes of tensors, came 9"),
-    "giant header length": (struct.pack("<Q", 2**64 - 1) + GOOD[8:], "the limit is 16777216"),
-    "header longer than file": (struct.pack("<Q", 10_000) + GOOD[8:], "header of 10000 bytes"),
-    "not UTF-8": (file_of(b'{"\xff": 1}'), "expected JSON in the header"),
-    "not JSON": (file_of(b"{weights}"), "expected JSON in the header"),
-    "NaN as JSON": (file_of(b'{"a": NaN}'), "NaN is not JSON"),
-    "a list as header": (file_of([1, 2]), "expected a table of tensors"),
-    "a number of many digits": (file_of(b"9" * 5000), "expected JSON in the header"),
-    "deep header": (file_of(b"[" * 100_000), "nested too deeply"),
-    "deep fields": (file_of(up(NESTED)), "nested too deeply"),
-    "duplicate names": (file_of(DOUBLE.encode(), bytes(8)), "'weights.a' stands twice"),
-    "duplicate fields": (
-        file_of(up('{"weights": {}, "examples": 1, "examples": 2}')), "'examples' stands twice"
-    ),
-    "no metadata": (file_of({"weights.a": entry()}, bytes(8)), "expected metadata"),
-    "metadata of another kind": (file_of({"__metadata__": 3}), "expected metadata"),
-    "another version": (file_of(up(NUMBERS, version="9")), "wire format '9'.*reads format '1'"),
-    "another record": (file_of(up(NUMBERS, record="Down")), "expected a record Up, came 'Down'"),
-    "fields not JSON": (file_of(up("{")), "expected JSON in the fields"),
-    "fields a list": (file_of(up([])), r"Up: expected Up, came \[\]"),
-    "unknown field": (
-        file_of(up({**NUMBERS, "secret": 1})), "Up.secret: expected only weights, examples"
-    ),
-    "missing field": (file_of(up({"weights": {}})), "Up.examples: expected int, came nothing"),
-    "a float for an int": (
-        file_of(up({"weights": {}, "examples": 1.5})), "Up.examples: expected int, came 1.5"
-    ),
-    "a text for an int": (
-        file_of(up({"weights": {}, "examples": "7"})), "Up.examples: expected int, came '7'"
-    ),
-    "a bool for an int": (
-        file_of(up({"weights": {}, "examples": True})), "Up.examples: expected int, came True"
-    ),
-    "nothing for an int": (
-        file_of(up({"weights": {}, "examples": None})), "Up.examples: expected int, came None"
-    ),
-    "a giant int": (file_of(up({"weights": {}, "examples": 2**64})), "Up.examples: expected int"),
-    "a tensor for an int": (
-        file_of({**up({"weights": {}, "examples": "tensor"}), "examples": entry()}, bytes(8)),
-        "Up.examples: expected int, came a tensor",
-    ),
-    "a number for a tensor": (
-        file_of(up({"weights": {"a": 3}, "examples": 7})), "Up.weights.a: expected a tensor, came 3"
-    ),
-    "a list for weights": (
-        file_of(up({"weights": [], "examples": 7})), r"Up.weights: expected Weights, came \[\]"
-    ),
-    "a tensor that is not there": (file_of(up()), "Up.weights.a: expected a tensor, came none"),
-    "a tensor besides": (
-        file_of(up(NUMBERS, a=entry()), bytes(8)), "Up.weights.a: expected only the fields weights"
-    ),
-    "unknown dtype": (
-        file_of(up(a=entry("F7")), bytes(8)), "Up.weights.a: expected a dtype among F64, .* 'F7'"
-    ),
-    "dtype a list": (file_of(up(a=entry(["F32"])), bytes(8)), "expected a dtype among"),
-    "entry a number": (file_of(up(a=3), bytes(8)), "expected dtype, shape and data_offsets"),
-    "entry with more keys": (
-        file_of(up(a={**entry(), "code": 1}), bytes(8)), "expected dtype, shape and data_offsets"
-    ),
-    "wrong size": (file_of(up(a=entry("F64")), bytes(8)), r"expected 16 bytes for F64 \[2\]"),
-    "negative axis": (file_of(up(a=entry(shape=[-2])), bytes(8)), r"expected a shape .*\[-2\]"),
-    "two negative axes": (file_of(up(a=entry(shape=[-1, -2])), bytes(8)), "expected a shape"),
-    "a float axis": (file_of(up(a=entry(shape=[2.0])), bytes(8)), "expected a shape"),
-    "a bool axis": (file_of(up(a=entry("F64", [True])), bytes(8)), "expected a shape"),
-    "too many axes": (
-        file_of(up(a=entry(shape=[1] * 8 + [2])), bytes(8)), "a shape of at most 8 axes"
-    ),
-    "a huge axis beside an empty one": (
-        file_of(up(a=entry(shape=[0, 2**62, 2**62], offsets=[0, 0]))), "a shape within"
-    ),
-    "a terabyte": (
-        file_of(up(a=entry(shape=[2**38], offsets=[0, 2**40])), bytes(8)), "a shape within"
-    ),
-    "a gigabyte": (
-        file_of(up(a=entry(shape=[2**28], offsets=[0, 2**30])), bytes(8)), "within 8 bytes"
-    ),
-    "one offset": (file_of(up(a=entry(offsets=[8])), bytes(8)), "a range of two offsets"),
-    "negative offsets": (file_of(up(a=entry(offsets=[-8, 0])), bytes(8)), "two offsets"),
-    "reversed offsets": (file_of(up(a=entry(offsets=[8, 0])), bytes(8)), "expected 8 bytes for"),
-    "outside": (file_of(up(a=entry(offsets=[8, 16])), bytes(8)), "a range from 0, within 8"),
-    "a hole": (
-        file_of(up(TWO, a=entry(), b=entry(offsets=[12, 20])), bytes(20)), "a range from 8"
-    ),
-    "overlap": (file_of(up(TWO, a=entry(), b=entry(offsets=[4, 12])), bytes(12)), "range from 8"),
-    "the same bytes twice": (file_of(up(TWO, a=entry(), b=entry()), bytes(8)), "range from 8"),
-    "a byte that is no bool": (
-        file_of(up(a=entry("BOOL", [2], [0, 2])), b"\x01\x02"), "bytes 0 and 1 for BOOL"
-    ),
-}  # fmt: skip
+
+def hostile(up: Callable[..., Any]) -> dict[str, tuple[bytes, str]]:
+    """Files that must not be read, made from headers of one format, and what is said of each."""
+    good = file_of(up(a=entry()), bytes(8))
+    double = json.dumps(up(a=entry()))[:-1] + ', "weights.a": ' + json.dumps(entry()) + "}"
+    return {
+        "nothing": (b"", "at least 8 bytes"),
+        "truncated length": (good[:5], "at least 8 bytes"),
+        "truncated header": (good[:40], "expected a header of"),
+        "truncated tensors": (good[:-1], "Up: expected a whole safetensors file"),
+        "trailing bytes": (good + b"x", "file not fully covered"),
+        "giant header length": (struct.pack("<Q", 2**64 - 1) + good[8:], "the limit is 16777216"),
+        "header longer than file": (struct.pack("<Q", 10_000) + good[8:], "header of 10000 bytes"),
+        "not UTF-8": (file_of(b'{"\xff": 1}'), "expected JSON in the header"),
+        "not JSON": (file_of(b"{weights}"), "expected JSON in the header"),
+        "NaN as JSON": (file_of(b'{"a": NaN}'), "NaN is not JSON"),
+        "a list as header": (file_of([1, 2]), "expected a table of tensors"),
+        "a number of many digits": (file_of(b"9" * 5000), "expected JSON in the header"),
+        "deep header": (file_of(b"[" * 100_000), "nested too deeply"),
+        "deep fields": (file_of(up(NESTED)), "nested too deeply"),
+        "duplicate names": (file_of(double.encode(), bytes(8)), "'weights.a' stands twice"),
+        "duplicate fields": (
+            file_of(up('{"weights": {}, "examples": 1, "examples": 2}')),
+            "'examples' stands twice",
+        ),
+        "no metadata": (file_of({"weights.a": entry()}, bytes(8)), "expected metadata"),
+        "metadata of another kind": (file_of({"__metadata__": 3}), "expected metadata"),
+        "another version": (
+            file_of(up(NUMBERS, version="9")),
+            "wire format '9'.*reads formats 1 and 2",
+        ),
+        "another record": (
+            file_of(up(NUMBERS, record="Down")),
+            "expected a record Up, came 'Down'",
+        ),
+        "fields not JSON": (file_of(up("{")), "expected JSON in the fields"),
+        "fields a list": (file_of(up([])), r"Up: expected Up, came \[\]"),
+        "unknown field": (
+            file_of(up({**NUMBERS, "secret": 1})),
+            "Up.secret: expected only weights, examples",
+        ),
+        "missing field": (file_of(up({"weights": {}})), "Up.examples: expected int, came nothing"),
+        "a float for an int": (
+            file_of(up({"weights": {}, "examples": 1.5})),
+            "Up.examples: expected int, came 1.5",
+        ),
+        "a text for an int": (
+            file_of(up({"weights": {}, "examples": "7"})),
+            "Up.examples: expected int, came '7'",
+        ),
+        "a bool for an int": (
+            file_of(up({"weights": {}, "examples": True})),
+            "Up.examples: expected int, came True",
+        ),
+        "nothing for an int": (
+            file_of(up({"weights": {}, "examples": None})),
+            "Up.examples: expected int, came None",
+        ),
+        "a giant int": (
+            file_of(up({"weights": {}, "examples": 2**64})),
+            "Up.examples: expected int",
+        ),
+        "a tensor for an int": (
+            file_of({**up({"weights": {}, "examples": "tensor"}), "examples": entry()}, bytes(8)),
+            "Up.examples: expected int, came a tensor",
+        ),
+        "a number for a tensor": (
+            file_of(up({"weights": {"a": 3}, "examples": 7})),
+            "Up.weights.a: expected a tensor, came 3",
+        ),
+        "a list for weights": (
+            file_of(up({"weights": [], "examples": 7})),
+            r"Up.weights: expected Weights, came \[\]",
+        ),
+        "a tensor that is not there": (file_of(up()), "Up.weights.a: expected a tensor, came none"),
+        "a tensor besides": (
+            file_of(up(NUMBERS, a=entry()), bytes(8)),
+            "Up.weights.a: expected only the fields weights",
+        ),
+        "unknown dtype": (
+            file_of(up(a=entry("F7")), bytes(8)),
+            "Up.weights.a: expected a dtype among F64, .* 'F7'",
+        ),
+        "dtype a list": (file_of(up(a=entry(["F32"])), bytes(8)), "expected a dtype among"),
+        "entry a number": (file_of(up(a=3), bytes(8)), "expected dtype, shape and data_offsets"),
+        "entry with more keys": (
+            file_of(up(a={**entry(), "code": 1}), bytes(8)),
+            "expected dtype, shape and data_offsets",
+        ),
+        "wrong size": (
+            file_of(up(a=entry("F64")), bytes(8)),
+            "whole safetensors file: .*invalid shape, data type, or offset",
+        ),
+        "negative axis": (file_of(up(a=entry(shape=[-2])), bytes(8)), r"expected a shape .*\[-2\]"),
+        "two negative axes": (file_of(up(a=entry(shape=[-1, -2])), bytes(8)), "expected a shape"),
+        "a float axis": (file_of(up(a=entry(shape=[2.0])), bytes(8)), "expected a shape"),
+        "a bool axis": (file_of(up(a=entry("F64", [True])), bytes(8)), "expected a shape"),
+        "too many axes": (
+            file_of(up(a=entry(shape=[1] * 8 + [2])), bytes(8)),
+            "a shape of at most 8 axes",
+        ),
+        "a huge axis beside an empty one": (
+            file_of(up(a=entry(shape=[0, 2**62, 2**62], offsets=[0, 0]))),
+            "a shape within",
+        ),
+        "a terabyte": (
+            file_of(up(a=entry(shape=[2**38], offsets=[0, 2**40])), bytes(8)),
+            "a shape within",
+        ),
+        "a gigabyte": (
+            file_of(up(a=entry(shape=[2**28], offsets=[0, 2**30])), bytes(8)),
+            "whole safetensors file",
+        ),
+        "one offset": (
+            file_of(up(a=entry(offsets=[8])), bytes(8)),
+            "whole safetensors file: .*invalid JSON",
+        ),
+        "negative offsets": (
+            file_of(up(a=entry(offsets=[-8, 0])), bytes(8)),
+            "whole safetensors file: .*invalid JSON",
+        ),
+        "reversed offsets": (
+            file_of(up(a=entry(offsets=[8, 0])), bytes(8)),
+            "whole safetensors file: .*invalid offset",
+        ),
+        "outside": (
+            file_of(up(a=entry(offsets=[8, 16])), bytes(8)),
+            "whole safetensors file: .*invalid offset",
+        ),
+        "a hole": (
+            file_of(up(TWO, a=entry(), b=entry(offsets=[12, 20])), bytes(20)),
+            "whole safetensors file: .*invalid offset",
+        ),
+        "overlap": (
+            file_of(up(TWO, a=entry(), b=entry(offsets=[4, 12])), bytes(12)),
+            "whole safetensors file: .*invalid offset",
+        ),
+        "the same bytes twice": (
+            file_of(up(TWO, a=entry(), b=entry()), bytes(8)),
+            "whole safetensors file: .*invalid offset",
+        ),
+        "a byte that is no bool": (
+            file_of(up(a=entry("BOOL", [2], [0, 2])), b"\x01\x02"),
+            "bytes 0 and 1 for BOOL",
+        ),
+    }
+
+
+HOSTILE = {"first": hostile(first_up), "present": hostile(up)}
 
 
 def test_the_file_that_the_hostile_ones_are_made_from_is_good() -> None:
@@ -346,9 +454,10 @@ def test_the_file_that_the_hostile_ones_are_made_from_is_good() -> None:
     assert (came.examples, came.weights["a"].tolist()) == (7, [0, 0])
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_bytes_are_refused_with_a_reason(name: str) -> None:
-    data, reason = HOSTILE[name]
+@pytest.mark.parametrize("form", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE["present"])
+def test_hostile_bytes_are_refused_with_a_reason(name: str, form: str) -> None:
+    data, reason = HOSTILE[form][name]
     with pytest.raises(WireError, match=reason):
         codec.decode(data, Up)
 
@@ -358,7 +467,7 @@ def test_a_declared_terabyte_takes_neither_memory_nor_time() -> None:
     roomy = codec.Limits(bytes=2**50)
     tracemalloc.start()
     started = time.perf_counter()
-    with pytest.raises(WireError, match="within 8 bytes"):
+    with pytest.raises(WireError, match="whole safetensors file"):
         codec.decode(data, Up, limits=roomy)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -403,23 +512,6 @@ def test_every_limit_is_kept() -> None:
             codec.decode(data, Up, limits=limits)
     exact = codec.Limits(bytes=len(data), tensors=2, dims=2)
     assert codec.decode(data, Up, limits=exact).examples == 1
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        (lambda w: {**w, "a": torch.zeros(3)}, r"Up.weights.a: .* \[2\], came a tensor .* \[3\]"),
-        (lambda w: {**w, "a": w["a"].double()}, "expected a tensor float32 .* came .* float64"),
-        (lambda w: {**w, "b": torch.zeros(1)}, "Up.weights.b: expected no such tensor"),
-        (lambda w: {}, "Up.weights.a: expected a tensor .*, came no such tensor"),
-    ],
-)
-def test_known_shapes_are_compared(change: Callable[[Weights], Weights], reason: str) -> None:
-    like = Up({"a": torch.zeros(2)}, 1)
-    same = codec.encode(Up({"a": torch.ones(2)}, 2))
-    assert codec.decode(same, Up, like=like).examples == 2
-    with pytest.raises(WireError, match=reason):
-        codec.decode(codec.encode(Up(change(like.weights), 1)), Up, like=like)
 
 
 @pytest.mark.parametrize(
@@ -524,18 +616,6 @@ def test_a_tuple_of_fixed_length_keeps_its_length() -> None:
         codec.encode(Ends((1, 2, 3)))  # type: ignore[arg-type]
 
 
-def test_only_tensors_that_are_not_finite_are_named() -> None:
-    held = {
-        "good": torch.ones(2),
-        "nan": torch.tensor([1.0, math.nan]),
-        "half": torch.tensor([math.inf], dtype=torch.bfloat16),
-        "whole": torch.ones(2, dtype=torch.int64),
-        "empty": torch.ones(0),
-    }
-    assert codec.finite(Up(held, 1)) == ["weights.nan", "weights.half"]
-    assert codec.finite(Up({"whole": held["whole"]}, 1)) == []
-
-
 def test_fields_are_described_in_words() -> None:
     described = codec.describe(Everything)
     assert described["weights"] == "Weights"
@@ -572,7 +652,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Any, monkeypatch: Any) 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Any) -> None:
     (tmp_path / "bad").write_bytes(GOOD[:-1])
-    with pytest.raises(WireError, match=r"bad: Up\.weights\.a"):
+    with pytest.raises(WireError, match=r"bad: Up: expected a whole safetensors file"):
         codec.load(tmp_path / "bad", Up)
 
 

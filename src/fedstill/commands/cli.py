@@ -6,23 +6,55 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
+from importlib.metadata import version
 from importlib.resources import files
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from fedstill.commands import listings, ranks
 from fedstill.commands.listings import Form
 
 app = typer.Typer(
-    help="Federated learning by distillation: every method on the same data with one command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedstill {version('fedstill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Federated learning by distillation: every method on the same data with one command."""
+
+
+def _check_picture(path: Path | None) -> Path | None:
+    """Refuse a picture that could not be drawn, before any work is done for it."""
+    if path is not None:
+        from fedstill.report.canvas import check_format
+
+        check_format(path)
+    return path
+
 
 Listing = Annotated[Form, typer.Option("--format", help="How the listing is printed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, only the result.")]
@@ -151,7 +183,8 @@ def compare(
     ] = False,
     form: Listing = Form.table,
     picture: Annotated[
-        Path | None, typer.Option(help="Also draw the comparison to this file.")
+        Path | None,
+        typer.Option(callback=_check_picture, help="Also draw the comparison to this file."),
     ] = None,
 ) -> None:
     """Compare runs: one table, mean and spread over seeds."""
@@ -177,7 +210,8 @@ def matrix(
     folders: RunFolders,
     form: Listing = Form.table,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw it as a heat map to this file.")
+        Path | None,
+        typer.Option(callback=_check_picture, help="Draw it as a heat map to this file."),
     ] = None,
 ) -> None:
     """Show the accuracy of each client's model on each client's test set."""
@@ -205,7 +239,10 @@ def curves(
     form: Listing = Form.table,
     picture: Annotated[
         Path | None,
-        typer.Option(help="Draw accuracy by floats sent, or what --of names, to this file."),
+        typer.Option(
+            callback=_check_picture,
+            help="Draw accuracy by floats sent, or what --of names, to this file.",
+        ),
     ] = None,
     of: Annotated[
         list[str] | None,
@@ -245,7 +282,9 @@ def data(
     overrides: Overrides = None,
     data_dir: DataDir = None,
     quick: Quick = False,
-    picture: Annotated[Path | None, typer.Option(help="Draw the partition to this file.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(callback=_check_picture, help="Draw the partition to this file.")
+    ] = None,
     form: Listing = Form.table,
 ) -> None:
     """List the data sets; with a recipe, how many examples of each class its clients get."""
@@ -287,7 +326,9 @@ def shift(
     data_dir: DataDir = None,
     quick: Quick = False,
     most: Annotated[int, typer.Option(help="Examples of each client.", min=2)] = 100,
-    picture: Annotated[Path | None, typer.Option(help="Draw a t-SNE map to this file.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(callback=_check_picture, help="Draw a t-SNE map to this file.")
+    ] = None,
     form: Listing = Form.table,
 ) -> None:
     """Measure how far apart clients' data are, before and after distillation."""
@@ -522,14 +563,48 @@ def joined_seeds(arguments: Sequence[str]) -> list[str]:
     return made
 
 
+def check_options(arguments: Sequence[str]) -> None:
+    """Say how a value of a recipe is changed to whoever writes it as an option."""
+    commands = {command.name: command for command in get_command(app).commands.values()}  # type: ignore[attr-defined]
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if name not in commands or "overrides" not in {p.name for p in commands[name].params}:
+        return
+    known = {word for p in commands[name].params for word in (*p.opts, *p.secondary_opts)}
+    for place, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        if not option.startswith("--") or get_close_matches(option, [*known, "--help"], cutoff=0.8):
+            continue  # an option, or one that is only misspelt
+        from fedstill.core.errors import RecipeError
+        from fedstill.recipe.read import table_of
+
+        key = option.removeprefix("--").replace("-", "_")
+        if table := table_of(key):
+            follows = arguments[place + 1 : place + 2]
+            value = value or next(iter(follows), "…")
+            raise RecipeError(
+                f"{name} has no option {option}; a value of a recipe is changed without dashes: "
+                f"{table}.{key}={value}"
+            )
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """Let a terminal that lacks a character show a question mark instead of ending the run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """The command line; a refusal is one clear message and exit code 2.
 
     Under torchrun it is rank 0's: the others play for it.
     """
+    _replace_what_cannot_be_shown()
     try:
+        arguments = joined_seeds(sys.argv[1:])
+        check_options(arguments)
         with ranks.joined() as line:
-            app(args=joined_seeds(sys.argv[1:]), prog_name="fedstill", obj=line)
+            app(args=arguments, prog_name="fedstill", obj=line)
     except Exception as error:
         from fedstill.core.errors import FedstillError  # imports torch, so not before it is needed
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from fedstill.core.errors import FedstillError
     from fedstill.data import Entry
+    from fedstill.report.layout import Layout
 
 Row = dict[str, Any]
-NARROWEST = 18  # characters that a column of sentences needs
 
 
 class Form(StrEnum):
@@ -40,59 +40,51 @@ def console() -> Console:
     return Console()
 
 
-def print_rows(rows: Sequence[Row], form: Form) -> None:
-    """Rows that share their keys."""
+def print_as(
+    form: Form,
+    as_json: Callable[[], Any],
+    as_markdown: Callable[[], str],
+    as_rich: Callable[[], RenderableType],
+) -> None:
+    """Something in one of its three forms, on standard output."""
     if form is Form.json:
-        print_json(rows)
+        print_json(as_json())
     elif form is Form.markdown:
-        print(markdown(rows))
+        print(as_markdown())
     else:
-        print_table(rows)
+        console().print(as_rich())
+
+
+def print_rows(rows: Sequence[Row], form: Form) -> None:
+    """Rows that all have the same keys, which are the names of the columns."""
+    print_as(form, lambda: rows, lambda: markdown(rows), lambda: table(rows))
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    cells = [list(rows[0]), ["---"] * len(rows[0])]
-    cells += [[_cell(value) for value in row.values()] for row in rows]
-    escaped = ([cell.replace("|", "\\|") for cell in line] for line in cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+    from fedstill.report.layout import markdown_table
+
+    return markdown_table(_layout(rows))
 
 
-def print_table(rows: Sequence[Row]) -> None:
+def table(rows: Sequence[Row]) -> RenderableType:
     """A table for a terminal, or several where one is too wide; nothing is cut off.
 
     Only the last column is ever broken into lines.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+    from fedstill.report.layout import Fitting
 
-    screen = console()
-    for names in _fitting(rows, screen.width):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name in names:
-            side = "right" if isinstance(rows[0][name], int) else "left"
-            fixed = name != list(rows[0])[-1]
-            table.add_column(Text(name), justify=side, no_wrap=fixed)  # type: ignore[arg-type]
-        for row in rows:
-            table.add_row(*(Text(_cell(row[name])) for name in names))
-        screen.print(table)
+    return Fitting("", _layout(rows))
 
 
-def _fitting(rows: Sequence[Row], width: int) -> list[list[str]]:
-    """The columns in groups that fit, each with the first column before it."""
-    first, *others = list(rows[0])
-    widths = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) for name in rows[0]}
-    if others:
-        widths[others[-1]] = min(widths[others[-1]], NARROWEST)
-    groups = [[first]]
-    for name in others:
-        wider = [*groups[-1], name]
-        if sum(widths[each] + 3 for each in wider) > width and len(wider) > 2:
-            wider = [first, name]
-            groups.append(wider)
-        groups[-1] = wider
-    return groups
+def _layout(rows: Sequence[Row]) -> Layout:
+    """The rows as cells; whole numbers are set to the right."""
+    from fedstill.report.layout import Layout
+
+    head = list(rows[0])
+    body = [[_cell(row[name]) for name in head] for row in rows]
+    numbers = [place for place, name in enumerate(head) if isinstance(rows[0][name], int)]
+    return Layout(head, body, numbers=numbers, sentences=True)
 
 
 def _cell(value: Any) -> str:
@@ -104,14 +96,19 @@ def _cell(value: Any) -> str:
 
 
 def method_rows(form: Form) -> list[Row]:
-    """Every method with its purpose and paper; in a table the paper is author, place and year."""
+    """Every method with its purpose and paper; in a table the paper is author, place and year.
+
+    What follows the first line of a method's file is a citation where it has a year or names an
+    algorithm; of methods that follow no paper it is a remark.
+    """
     from fedstill.methods import METHODS
 
     rows = []
     for name, kind in METHODS.items():
         first, *rest = (sys.modules[kind.__module__].__doc__ or "").strip().split("\n")
         cited = " ".join(" ".join(rest).split())
-        paper = short_citation(cited) if form is Form.table else cited
+        whole = cited if re.search(r"\b(19|20)\d\d\b|\bAlgorithm \d", cited) else ""
+        paper = short_citation(cited) if form is Form.table else whole
         rows.append({"method": name, "paper": paper, "purpose": first.partition(": ")[2]})
     return rows
 
@@ -150,14 +147,14 @@ def print_data(rows: Sequence[Row], data_dir: Path | None) -> None:
     shown = ("data", "shape", "train / test", "state", "what")
     near = [{key: row[key] for key in shown} for row in rows if row["state"] != "torchvision"]
     far = [{key: row[key] for key in shown[:3]} for row in rows if row["state"] == "torchvision"]
-    print_table(near)
+    console().print(table(near))
     if data_dir is None:
         print("needs files: name their folder with --data-dir")
     for row in rows:
         if data_dir is not None and row["missing"]:
             print(f"{row['data']} needs {', '.join(row['missing'])} in {data_dir}")
     print("\nthrough torchvision, fetched only with data.options.download=true:")
-    print_table(far)
+    console().print(table(far))
 
 
 def print_method(found: Mapping[str, Any], form: Form) -> None:

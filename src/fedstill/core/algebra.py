@@ -29,13 +29,13 @@ def mean(items: Sequence[T], weights: Sequence[float] | None = None) -> T:
     columns = trees.columns(items)
     means = [rows[0] for rows in columns]
     for places in _groups(columns):
-        stackable = [columns[place] for place in places]
-        if len(stackable) == 1:
-            means[places[0]] = _weighted(stackable[0], shares)
+        alike = [columns[place] for place in places]
+        if len(alike) == 1:
+            means[places[0]] = _weighted(alike[0], shares)
             continue
-        laid = (flattened(rows) for rows in zip(*stackable, strict=True))
-        pieces = torch.split(_weighted(laid, shares), [rows[0].numel() for rows in stackable])
-        for place, piece, rows in zip(places, pieces, stackable, strict=True):
+        laid = (flattened(rows) for rows in zip(*alike, strict=True))
+        pieces = torch.split(_weighted(laid, shares), [rows[0].numel() for rows in alike])
+        for place, piece, rows in zip(places, pieces, alike, strict=True):
             means[place] = piece.reshape(rows[0].shape).clone()
     return trees.with_tensors(items[0], means)
 

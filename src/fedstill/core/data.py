@@ -184,7 +184,7 @@ class Gathering:
 
     def __init__(self, plans: Sequence[Plan]):
         parts = [plan.data.parts[0] for plan in plans]
-        self.random_networks = [part.pool for part in parts]
+        self.pools = [part.pool for part in parts]
         self.sizes = [[len(row) for row in plan.rows] for plan in plans]
         held = [
             chosen(part.rows, torch.cat(plan.rows))
@@ -201,7 +201,7 @@ class Gathering:
     def __call__(self, active: int, step: int) -> list[tuple[list[int], Batch]]:
         groups: dict[tuple[int, int], list[int]] = {}
         for place in range(active):
-            key = (id(self.random_networks[place]), self.sizes[place][step])
+            key = (id(self.pools[place]), self.sizes[place][step])
             groups.setdefault(key, []).append(place)
         gathered = []
         for (_, size), places in groups.items():
@@ -211,7 +211,7 @@ class Gathering:
             else:
                 begins = begins[torch.tensor(places, device=begins.device)]
             rows = chosen(self.rows, begins.unsqueeze(1) + self.counts[:size])
-            gathered.append((places, self.random_networks[places[0]].take(rows)))
+            gathered.append((places, self.pools[places[0]].take(rows)))
         return merged(gathered)
 
 
@@ -222,9 +222,9 @@ def merged(groups: Sequence[tuple[list[int], B]]) -> list[tuple[list[int], B]]:
         row = trees.map_tensors(lambda tensor: tensor[0], stacked)
         kinds.setdefault(trees.shape(row), []).append((places, stacked))
     joined = []
-    for stackable in kinds.values():
-        places = [place for group, _ in stackable for place in group]
-        parts = [stacked for _, stacked in stackable]
+    for alike in kinds.values():
+        places = [place for group, _ in alike for place in group]
+        parts = [stacked for _, stacked in alike]
         whole = (
             parts[0]
             if len(parts) == 1
@@ -267,10 +267,6 @@ class Data:
         if not self.parts or self.device == torch.device(device):
             return self
         return Data(tuple(Rows(pool.to(device), rows.to(device)) for pool, rows in self.parts))
-
-    @property
-    def example_shape(self) -> tuple[int, ...]:
-        return tuple(self.parts[0].pool.stored.shape[1:]) if self.parts else ()
 
     @cached_property
     def labels(self) -> Tensor:

@@ -15,7 +15,7 @@ from fedstill.data.partitions import (
     QuantitySkew,
     described,
 )
-from fedstill.data.preview import counts_table, counts_text
+from fedstill.data.preview import counts_table
 from fedstill.data.sites import Collection, Examples, LabelledSet, Site, pooled
 from fedstill.data.unlabelled import Unlabelled, public_images
 
@@ -38,7 +38,6 @@ __all__ = [
     "Unlabelled",
     "clients",
     "counts_table",
-    "counts_text",
     "described",
     "entry_named",
     "entry_of",

@@ -21,16 +21,3 @@ def counts_table(collection: Collection) -> list[dict[str, str | int]]:
         row["total"] = len(site)
         table.append(row)
     return table
-
-
-def counts_text(collection: Collection) -> str:
-    """The table for a terminal, columns aligned."""
-    rows = counts_table(collection)
-    header = list(rows[0])
-    cells = [header, *([str(row[column]) for column in header] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-    lines = []
-    for client, *numbers in cells:
-        aligned = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        lines.append("  ".join([client.ljust(widths[0]), *aligned]))
-    return "\n".join(lines)

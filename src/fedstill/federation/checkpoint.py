@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import BadValue, RunFolderError, WireError
+from fedstill.core.files import sync_folder, write_through
 from fedstill.core.records import NodeId, Record, State
 from fedstill.wire import codec
 
@@ -37,7 +38,7 @@ _REPLACED = ".replaced"
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _LONGEST = 200  # characters of a file name; most file systems take 255
 
-Transport = dict[str, Any]  # of the index: file, sha256 and the memory's class, of one node
+Listed = dict[str, Any]  # of the index: file, sha256 and the memory's class, of one node
 Kinds = Mapping[str, type[State]] | Callable[[NodeId], type[State] | None]
 """Which memory a node has: by the name of its class, or by a function of the node."""
 
@@ -86,7 +87,7 @@ def write(
         _delete(draft)
         draft.mkdir()
         known = _unchanged(draft, base, [node for node in states if node not in changed])
-        nodes: dict[NodeId, Transport] = {}
+        nodes: dict[NodeId, Listed] = {}
         blank: list[NodeId] = []  # those who have acted and remember nothing
         for node in states:
             if node in known:
@@ -99,8 +100,8 @@ def write(
             "format": FORMAT, "round": round, "digest": digest,
             "nodes": nodes, "blank": blank, "extra": dict(extra or {}),
         }  # fmt: skip
-        _put(draft / INDEX, json.dumps(index).encode())
-        _sync(draft)
+        write_through(draft / INDEX, json.dumps(index).encode())
+        sync_folder(draft)
         _publish(draft, target)
         _tidy(target, round, keep)
     except OSError as error:
@@ -171,7 +172,7 @@ def read_latest(
     return None
 
 
-def _unchanged(draft: Path, base: Path | None, nodes: Iterable[NodeId]) -> dict[NodeId, Transport]:
+def _unchanged(draft: Path, base: Path | None, nodes: Iterable[NodeId]) -> dict[NodeId, Listed]:
     """The lines of those whose files could be shared with an earlier checkpoint."""
     if base is None:
         return {}
@@ -192,10 +193,10 @@ def _linked(file: Path, folder: Path) -> bool:
     return True
 
 
-def _write_state(folder: Path, node: NodeId, state: State) -> Transport:
+def _write_state(folder: Path, node: NodeId, state: State) -> Listed:
     data = codec.encode(state)
     name = file_name(node)
-    _put(folder / name, data)
+    write_through(folder / name, data)
     kind = type(state).__name__
     return {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "state": kind}
 
@@ -203,7 +204,7 @@ def _write_state(folder: Path, node: NodeId, state: State) -> Transport:
 def _read_state(
     path: Path,
     node: NodeId,
-    line: Transport,
+    line: Listed,
     kinds: Kinds,
     device: torch.device | str,
     held: Sequence[type[Record]],
@@ -289,7 +290,7 @@ def _publish(draft: Path, target: Path) -> None:
         _delete(aside)
         os.replace(target, aside)
     os.replace(draft, target)
-    _sync(target.parent)
+    sync_folder(target.parent)
 
 
 def _tidy(target: Path, round: int, keep: int) -> None:
@@ -326,22 +327,6 @@ def file_name(node: NodeId) -> str:
     if len(text) > _LONGEST:
         text = f"%sha256-{hashlib.sha256(raw).hexdigest()}"
     return f"{text}.safetensors"
-
-
-def _put(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Put a folder's list of names on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _round(path: Path) -> int:

@@ -7,22 +7,23 @@ every client and is heard by every client that is awake, whatever the topology.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedstill.core import ranges
 from fedstill.core.errors import BadValue, unknown
 from fedstill.core.node import SERVER
 from fedstill.core.ranges import Count, Range
 from fedstill.core.records import NodeId
-from fedstill.core.seeds import generator
+from fedstill.core.seeds import draw, generator
+from fedstill.federation import graphs
+from fedstill.federation.graphs import Pair
 
 Edges = Mapping[NodeId, tuple[NodeId, ...]]
-Pair = tuple[int, int]  # two clients by their places in the sorted list, the smaller first
 
 DRAWS = 100  # how often a random graph is drawn anew because it is not connected
 
@@ -49,11 +50,16 @@ class Graph:
     def matrix(self) -> Tensor:
         """[client, client], one where two clients hear each other, in the order of `members`."""
         place = {member: i for i, member in enumerate(self.members)}
-        made = torch.zeros(len(place), len(place))
+        matrix = torch.zeros(len(place), len(place))
         for member, others in self.neighbours.items():
             for other in others:
-                made[place[member], place[other]] = 1.0
-        return made
+                matrix[place[member], place[other]] = 1.0
+        return matrix
+
+    def pairs(self) -> Iterator[tuple[NodeId, NodeId]]:
+        """Every two clients that hear each other, once, in the order of names."""
+        for member in self.members:
+            yield from ((member, other) for other in self.neighbours[member] if member < other)
 
 
 class _Everyone(Mapping[NodeId, tuple[NodeId, ...]]):
@@ -138,7 +144,7 @@ class Ring(Topology):
             )
         if clients < 2:
             return ()
-        return _circle(list(range(clients)), self.neighbours)
+        return graphs.circle(range(clients), self.neighbours)
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,11 @@ class RandomRegular(Topology):
 
     def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
         self._check(clients)
-        for attempt in range(DRAWS):
-            rng = generator(seed, "topology", attempt)
-            made = _random_regular(clients, self.degree, rng)
-            if _connected(clients, made):
-                return made
+        pairs = _drawn_until_connected(
+            clients, lambda n: graphs.random_regular(clients, self.degree, _rng(seed, n))
+        )
+        if pairs is not None:
+            return pairs
         raise BadValue(
             f"RandomRegular: no connected graph of {clients} clients with degree = {self.degree} "
             f"in {DRAWS} draws; take a larger degree"
@@ -185,20 +191,82 @@ class ErdosRenyi(Topology):
     probability: Annotated[float, Range(0, 1, open_low=True)] = 0.5
 
     def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
-        for attempt in range(DRAWS):
-            rng = generator(seed, "topology", attempt)
-            made: list[Pair] = []
-            for one in range(clients - 1):
-                drawn = torch.rand(clients - one - 1, generator=rng, dtype=torch.float64)
-                joined = torch.nonzero(drawn < self.probability).flatten() + one + 1
-                made += ((one, other) for other in joined.tolist())
-            if _connected(clients, made):
-                return made
+        pairs = _drawn_until_connected(
+            clients, lambda n: graphs.erdos_renyi(clients, self.probability, _rng(seed, n))
+        )
+        if pairs is not None:
+            return pairs
         enough = min(1.0, 2 * math.log(clients) / clients)
         raise BadValue(
             f"ErdosRenyi: probability = {self.probability} left some of {clients} clients apart in "
             f"each of {DRAWS} draws; take about {enough:.2g} or more"
         )
+
+
+@dataclass(frozen=True)
+class SmallWorld(Topology):
+    """A ring in which each edge is moved, with a probability, to a random other client.
+
+    Watts and Strogatz. Collective dynamics of small-world networks. Nature 1998.
+    """
+
+    neighbours: Count = 2  # on each side, before edges are moved
+    probability: Annotated[float, Range(0, 1, open_low=True)] = 0.2
+
+    def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
+        if 2 * self.neighbours >= clients > 1:
+            raise BadValue(
+                f"SmallWorld: neighbours = {self.neighbours} on each side needs more than "
+                f"{2 * self.neighbours} clients, there are {clients}; take fewer, or Complete"
+            )
+        if clients < 2:
+            return ()
+        reach, chance = self.neighbours, self.probability
+        pairs = _drawn_until_connected(
+            clients,
+            lambda n: graphs.small_world(clients, reach, chance, draw(seed, "topology", n)),
+        )
+        if pairs is not None:
+            return pairs
+        raise BadValue(
+            f"SmallWorld: neighbours = {reach} left some of {clients} clients apart in each of "
+            f"{DRAWS} draws; take more neighbours, or a lower probability"
+        )
+
+
+@dataclass(frozen=True)
+class Grid(Topology):
+    """Clients in rows, in the order of their names, each hears those beside, above and below."""
+
+    rows: Count | None = None  # as nearly square as the number of clients allows
+
+    def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
+        rows = _rows(type(self).__name__, clients, self.rows)
+        return graphs.lattice(rows, clients // rows, wrapped=False) if clients else ()
+
+
+@dataclass(frozen=True)
+class Torus(Topology):
+    """A grid whose opposite edges are joined, so that every client has four neighbours."""
+
+    rows: Count | None = None  # as nearly square as the number of clients allows
+
+    def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
+        rows = _rows(type(self).__name__, clients, self.rows)
+        return graphs.lattice(rows, clients // rows, wrapped=True) if clients else ()
+
+
+@dataclass(frozen=True)
+class Exponential(Topology):
+    """In a circle each client hears those 1, 2, 4, 8, … places away, on both sides.
+
+    Ying et al. Exponential Graph is Provably Efficient for Decentralized Deep Training. NeurIPS
+    2021. There messages go one way; here whoever hears somebody is heard too.
+    """
+
+    def pairs(self, clients: int, seed: int) -> Iterable[Pair]:
+        steps = [2**power for power in range(max(clients - 1, 0).bit_length())]
+        return graphs.circulant(range(clients), steps)
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {
@@ -207,7 +275,42 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "ring": Ring,
     "random_regular": RandomRegular,
     "erdos_renyi": ErdosRenyi,
+    "small_world": SmallWorld,
+    "grid": Grid,
+    "torus": Torus,
+    "exponential": Exponential,
 }
+# The keys of a recipe's federation table that belong to one topology or another.
+TOPOLOGY_KEYS = tuple(dict.fromkeys(f.name for kind in TOPOLOGIES.values() for f in fields(kind)))
+
+
+def _rng(seed: int, attempt: int) -> torch.Generator:
+    return generator(seed, "topology", attempt)
+
+
+def _drawn_until_connected(clients: int, drawn: Callable[[int], list[Pair]]) -> list[Pair] | None:
+    """The first of some draws that leaves nobody apart; None where there is none."""
+    for attempt in range(DRAWS):
+        pairs = drawn(attempt)
+        if graphs.connected(clients, pairs):
+            return pairs
+    return None
+
+
+def _rows(topology: str, clients: int, rows: int | None) -> int:
+    """How many equal rows the clients stand in."""
+    if rows is None:
+        rows = next((n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0), 1)
+        if rows == 1 and clients > 3:
+            raise BadValue(
+                f"{topology}: {clients} clients cannot stand in equal rows; take another number "
+                "of clients, or rows = 1 for a single row"
+            )
+    if clients % rows:
+        raise BadValue(
+            f"{topology}: rows = {rows} does not divide {clients} clients; take a divisor"
+        )
+    return rows
 
 
 def _sorted(members: Sequence[NodeId]) -> list[NodeId]:
@@ -218,59 +321,3 @@ def _sorted(members: Sequence[NodeId]) -> list[NodeId]:
     if SERVER in names:
         raise BadValue(f"no client may be named {SERVER!r}: that is the server's name")
     return names
-
-
-def _pair(one: int, other: int) -> Pair:
-    return (one, other) if one < other else (other, one)
-
-
-def _circle(order: Sequence[int], reach: int) -> list[Pair]:
-    """Everyone joined to the next `reach` in a circle."""
-    count = len(order)
-    made = {
-        _pair(order[i], order[(i + step) % count])
-        for i in range(count)
-        for step in range(1, reach + 1)
-    }
-    return sorted(made)
-
-
-def _random_regular(clients: int, degree: int, rng: Generator) -> list[Pair]:
-    """A random graph of one degree, by switching the ends of random pairs of edges.
-
-    Pairing loose ends until no edge is double takes exponentially long in the squared degree;
-    switching starts from a graph of the right degree and keeps it.
-    """
-    if degree == 2:  # connected with degree two is one circle, so draw its order
-        return _circle(torch.randperm(clients, generator=rng).tolist(), 1)
-    edges = _circle(range(clients), degree // 2)
-    if degree % 2:  # then the number of clients is even
-        edges += [(i, i + clients // 2) for i in range(clients // 2)]
-    present = set(edges)
-    switches = 20 * len(edges)  # far past the point at which degrees up to the hundreds look mixed
-    chosen = torch.randint(len(edges), (switches, 2), generator=rng).tolist()
-    crossed = torch.randint(2, (switches,), generator=rng).tolist()
-    for (first, second), cross in zip(chosen, crossed, strict=True):
-        (a, b), (c, d) = edges[first], edges[second]
-        if cross:
-            c, d = d, c
-        new = _pair(a, c), _pair(b, d)
-        if a == c or b == d or new[0] in present or new[1] in present or new[0] == new[1]:
-            continue
-        present -= {edges[first], edges[second]}
-        present |= set(new)
-        edges[first], edges[second] = new
-    return sorted(edges)
-
-
-def _connected(clients: int, pairs: Iterable[Pair]) -> bool:
-    near: list[list[int]] = [[] for _ in range(clients)]
-    for one, other in pairs:
-        near[one].append(other)
-        near[other].append(one)
-    reached, frontier = {0}, [0]
-    while frontier and clients:
-        new = {other for one in frontier for other in near[one]} - reached
-        reached |= new
-        frontier = list(new)
-    return len(reached) >= clients

@@ -5,7 +5,7 @@ from fedstill.logbook.events import Event, Note, Number, Traffic
 from fedstill.logbook.reader import Run, read_rows, read_run
 from fedstill.logbook.rows import Matrix, Rows
 from fedstill.logbook.summary import summarise, write_summary
-from fedstill.logbook.writer import FolderLog, Logbook, MemoryLog, Tee, write_json
+from fedstill.logbook.writer import FolderLog, Logbook, MemoryLog, write_json
 
 __all__ = [
     "Event",
@@ -17,7 +17,6 @@ __all__ = [
     "Number",
     "Rows",
     "Run",
-    "Tee",
     "Traffic",
     "environment",
     "read_rows",

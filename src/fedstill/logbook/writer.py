@@ -47,18 +47,6 @@ class MemoryLog:
         return Rows(tuple(self.metrics), tuple(self.messages), tuple(self.notes))
 
 
-class Tee:
-    """Writes every event to several logbooks."""
-
-    def __init__(self, *logs: Logbook):
-        self.logs = logs
-
-    def write(self, event: Event) -> None:
-        """Keep one event in each."""
-        for log in self.logs:
-            log.write(event)
-
-
 class FolderLog:
     """Appends to the three tables of a run's folder; rows are durable after `flush`.
 

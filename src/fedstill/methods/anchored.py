@@ -29,8 +29,10 @@ from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment, gossip, pixels
 from fedstill.parts.anchors import Sets, over_holders
+from fedstill.parts.augment import strategy_faults
+from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
-from fedstill.parts.synthesis import Matching, convnet_for, strategy_faults, warmed_up
+from fedstill.parts.warm_up import convnet_for, warmed_up
 
 MEAN = "mean of all"  # the name of the one set where sets are averaged
 COMMON = "of one seed"  # the same where a generator makes it
@@ -49,7 +51,7 @@ class Own(State):
     sums_before: Weights
 
     def known(self) -> Sets:
-        """The anchors it has."""
+        """The anchors that this client has heard of so far, its own included."""
         return Sets(self.sets, self.classes)
 
     def knowing(self, known: Sets) -> Own:

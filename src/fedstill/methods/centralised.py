@@ -47,7 +47,7 @@ class Global(State):
     """What the server remembers."""
 
     weights: Weights
-    random_networks: tuple[Examples, ...]
+    pools: tuple[Examples, ...]
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ class Centralised(Method):
         """Send all training examples."""
         if not len(client.data):
             return None
-        random_networks = [part.pool for part in client.data.parts]
-        if len(random_networks) == 1:
-            (pool,), rows = random_networks, client.data.parts[0].rows
+        pools = [part.pool for part in client.data.parts]
+        if len(pools) == 1:
+            (pool,), rows = pools, client.data.parts[0].rows
             return Examples(pool.stored[rows], pool.labels[rows], pool.mean, pool.std)
         everything = client.data.all()
         return Examples(everything.x, everything.y, None, None)
 
     @at_server
     def collect(self, server: Node[Global], inbox: Inbox[Examples]) -> None:
-        """Keep them."""
-        server.state = server.state.replace(random_networks=tuple(inbox.values()))
+        """Keep every client's examples."""
+        server.state = server.state.replace(pools=tuple(inbox.values()))
 
     @at_server
     async def learn(self, server: Node[Global], inbox: Inbox[Never]) -> None:
-        """Train on the union."""
+        """Train on the examples of all clients together."""
         union = Data()
-        for sent in server.state.random_networks:
+        for sent in server.state.pools:
             union += Pool(sent.stored, sent.labels, sent.mean, sent.std).all()
         batches = union.batches(self.batch_size, server.rng("order"), epochs=self.epochs)
         optimizer = SGD(self.lr, self.momentum, self.weight_decay)

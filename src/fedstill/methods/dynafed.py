@@ -31,16 +31,10 @@ from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts import augment
-from fedstill.parts.augment import Draws
+from fedstill.parts.augment import Draws, augmentations, image_size, strategy_faults
 from fedstill.parts.losses import soft_cross_entropy
 from fedstill.parts.matching import grad, path_distance
-from fedstill.parts.synthesis import (
-    Labelled,
-    augmentations,
-    image_size,
-    strategy_faults,
-    training_batches,
-)
+from fedstill.parts.synthetic_batches import Labelled, training_batches
 
 
 class Global(fedavg.Global):
@@ -68,7 +62,7 @@ class DynaFed(FedAvg):
     batch norm layers before tuning, which here learn their statistics in the epochs of tuning.
     """
 
-    # Of twenty rounds, twenty-five cannot be waited for.
+    # A run of twenty rounds would end before the default path of twenty-five rounds is complete.
     presets: ClassVar = {"twenty rounds": {"path_rounds": 10, "expert_steps": 2}}
 
     path_rounds: Count = 25

@@ -113,7 +113,7 @@ class FedDF(FedAvg):
 
     @at_clients
     def adopt(self, client: Node[Own], inbox: Inbox[Student]) -> None:
-        """Keep the student."""
+        """Replace the own weights by the distilled student's."""
         if inbox:
             client.state = Own(inbox.only().weights)
 

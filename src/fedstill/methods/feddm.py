@@ -35,15 +35,10 @@ from fedstill.core import (
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
-from fedstill.parts.synthesis import (
-    Labelled,
-    Matching,
-    from_noise,
-    from_real,
-    held_classes,
-    strategy_faults,
-    training_batches,
-)
+from fedstill.parts.augment import strategy_faults
+from fedstill.parts.distribution_matching import Matching
+from fedstill.parts.synthetic_batches import Labelled, training_batches
+from fedstill.parts.synthetic_sets import from_noise, from_real, held_classes
 
 
 class Global(State):

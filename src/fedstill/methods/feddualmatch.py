@@ -38,17 +38,11 @@ from fedstill.core import (
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts import augment, balls
+from fedstill.parts.augment import strategy_faults
+from fedstill.parts.distribution_matching import Matching, Outputs
 from fedstill.parts.matching import GradientMatching, grad, loss_on, squared_distance
-from fedstill.parts.synthesis import (
-    Labelled,
-    Matching,
-    Outputs,
-    from_noise,
-    from_real,
-    held_classes,
-    strategy_faults,
-    training_batches,
-)
+from fedstill.parts.synthetic_batches import Labelled, training_batches
+from fedstill.parts.synthetic_sets import from_noise, from_real, held_classes
 
 
 class Global(State):
@@ -238,7 +232,7 @@ class FedDualMatch(Method):
 
     @property
     def optimizer(self) -> Optimizer:
-        """That of fine-tuning."""
+        """The optimiser with which the server fine-tunes its model."""
         if self.tuning == "adam":
             return Adam(self.tune_lr, weight_decay=self.tune_weight_decay)
         return SGD(self.tune_lr, self.tune_momentum, self.tune_weight_decay)
@@ -285,5 +279,5 @@ def distance(left: Weights, right: Weights) -> Tensor:
 
 
 def union(sets: Sequence[Batch]) -> Batch:
-    """All sets as one."""
+    """All sets one behind the other, as a single batch."""
     return Batch(torch.cat([one.x for one in sets]), torch.cat([one.y for one in sets]))

@@ -41,12 +41,7 @@ from fedstill.methods.virtual import Virtual
 from fedstill.parts import controls
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import GradientMatching
-from fedstill.parts.synthesis import (
-    class_statistics,
-    held_classes,
-    mean_over_holders,
-    scaled,
-)
+from fedstill.parts.synthetic_sets import class_statistics, held_classes, mean_over_holders, scaled
 
 
 class Own(virtual.Own):

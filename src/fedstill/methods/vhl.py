@@ -105,7 +105,7 @@ class VHL(FedAvg):
 
     @at_clients
     def prepare(self, client: Node[Own], inbox: Inbox[Virtual]) -> None:
-        """Keep what was sent."""
+        """Keep the seed or the images of the virtual set."""
         client.state = Own(inbox.only().seed, inbox.only().images)
 
     @at_clients

@@ -15,15 +15,10 @@ from torch import Tensor
 from fedstill.core import Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
-from fedstill.parts.synthesis import (
-    Matching,
-    MatchingNetwork,
-    Start,
-    SyntheticSet,
-    convnet_for,
-    strategy_faults,
-    warmed_up,
-)
+from fedstill.parts.augment import strategy_faults
+from fedstill.parts.distribution_matching import Matching
+from fedstill.parts.synthetic_sets import Start, SyntheticSet
+from fedstill.parts.warm_up import MatchingNetwork, convnet_for, warmed_up
 
 
 class Own(State):

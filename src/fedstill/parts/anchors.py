@@ -17,14 +17,14 @@ B = TypeVar("B")
 
 
 class Sets(NamedTuple):
-    """Synthetic sets by their makers."""
+    """Synthetic sets, each under the name of the client who made it."""
 
     images: dict[str, Tensor]  # [class, image, ...], of the classes the maker holds
     classes: dict[str, Tensor]  # [class], which class a row is
 
     @classmethod
     def of(cls, maker: str, images: Tensor, classes: Tensor) -> Sets:
-        """A single set."""
+        """The set of a single maker."""
         return cls({maker: images}, {maker: classes})
 
     def joined(self, heard: Iterable[Sets]) -> Sets:
@@ -45,7 +45,7 @@ class Sets(NamedTuple):
         )
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Sets:
-        """The same with other images."""
+        """The same makers and classes, each set of images changed by a function."""
         changed = {maker: change(images) for maker, images in self.images.items()}
         return Sets(changed, self.classes)
 

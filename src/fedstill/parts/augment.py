@@ -12,11 +12,11 @@ import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fedstill.core import gpu
+from fedstill.core import Model, gpu, trees
 from fedstill.core.errors import BadValue, unknown
+from fedstill.parts.rotation import rotated
 
 OPERATIONS = ("color", "crop", "cutout", "flip", "scale", "rotate")  # in the order of application
 DEFAULT = "_".join(OPERATIONS)
@@ -69,6 +69,15 @@ def operations(strategy: str) -> tuple[str, ...]:
     return tuple(name for name in OPERATIONS if name in names)
 
 
+def strategy_faults(field: str, strategy: str) -> list[str]:
+    """What is wrong with an augmentation strategy, as lines for a method's faults."""
+    try:
+        operations(strategy)
+    except BadValue as error:
+        return [f"{field}: {line}" for line in error.faults]
+    return []
+
+
 def draw(
     rng: Generator,
     strategy: str,
@@ -109,6 +118,47 @@ def draw(
     return Draws(operation, **kept)
 
 
+def augmentations(
+    choice: Generator,
+    rng: Generator,
+    strategy: str,
+    calls: int,
+    *,
+    groups: int,
+    image: tuple[int, int],
+    per_image: int | None = None,
+    mode: Mode = "single",
+    device: torch.device | str = "cpu",
+) -> list[tuple[str, Draws]]:
+    """For each call its one operation, from `choice` (in mode `multi` all), and its parameters.
+
+    Clients that share `choice` do the same operation at the same step, each in its own way, so
+    that their steps stay alike and nothing is computed for operations that were not drawn.
+    """
+    names = operations(strategy) or ("none",)
+    if mode == "multi":
+        names = ("_".join(names),)
+    picked = torch.randint(len(names), (calls,), generator=choice).tolist()
+    drawn: dict[int, tuple[str, Draws]] = {}
+    for place, name in enumerate(names):
+        steps = [step for step, pick in enumerate(picked) if pick == place]
+        if not steps:
+            continue
+        many = draw(
+            rng, name, groups=groups, image=image, mode=mode, per_image=per_image,
+            calls=len(steps),
+        )  # fmt: skip
+        many = trees.to(many, device)
+        for at, step in enumerate(steps):
+            drawn[step] = (name, trees.map_tensors(lambda tensor, at=at: tensor[at], many))
+    return [drawn[step] for step in range(calls)]
+
+
+def image_size(model: Model) -> tuple[int, int]:
+    """Height and width of a model's input; a vector counts as one row."""
+    return (model.shape[-2], model.shape[-1]) if len(model.shape) >= 2 else (1, model.shape[-1])
+
+
 def _parameters(uniform: Tensor, image: tuple[int, int]) -> dict[str, Tensor]:
     """The laws of the six operations, from eleven numbers in [0, 1) along the last axis."""
     color, crop, cutout, flip, scale, rotate = torch.split_with_sizes(
@@ -133,13 +183,6 @@ def _parameters(uniform: Tensor, image: tuple[int, int]) -> dict[str, Tensor]:
 def _whole(uniform: Tensor, choices: Tensor) -> Tensor:
     """Whole numbers from 0 to choices - 1; the product alone may round up to `choices`."""
     return torch.minimum(torch.floor(uniform * choices), choices - 1)
-
-
-def shared_operation(draws: Draws) -> str | None:
-    """The one operation that all groups drew, a hint for `apply`; None if there is no such one."""
-    places = set(draws.operation.flatten().tolist())
-    place = places.pop() if len(places) == 1 else -1
-    return OPERATIONS[place] if place >= 0 else None
 
 
 def apply(images: Tensor, draws: Draws, *, only: str | None = None) -> Tensor:
@@ -169,7 +212,7 @@ def apply(images: Tensor, draws: Draws, *, only: str | None = None) -> Tensor:
         columns = _resampling(x.shape[4], right, horizontal * sets.flip.squeeze(-1)).to(x)
         x = torch.einsum("sij,snckj->sncki", columns, x)
     if "rotate" in may:
-        x = _rotated(x, sets.rotate)
+        x = rotated(x, sets.rotate)
     return x.to(images.dtype).reshape(images.shape)
 
 
@@ -239,91 +282,3 @@ def _resampling(size: int, shift: Tensor, factor: Tensor) -> Tensor:
 
     moved = weights(pixel + shift.unsqueeze(-1))
     return weights(centre + factor.unsqueeze(-1) * (pixel - centre)) @ moved
-
-
-def _rotated(x: Tensor, angle: Tensor) -> Tensor:
-    """Each pixel fetched from its place turned about the centre; bilinear, zero outside."""
-    angle = angle.to(x).reshape(-1, 1, 1)  # [set, 1, 1]
-    turned = _Turn.apply(x, angle)  # type: ignore[no-untyped-call]
-    # An angle of zero would cost a rounding error; the image itself is exact.
-    return torch.where(angle[..., None, None] == 0, x, turned)
-
-
-class _Turn(torch.autograd.Function):
-    """Rotation as a linear map whose gradient is gathered, not scattered.
-
-    The gradient of the framework's sampler adds up in an order that changes from run to run on a
-    GPU. Here every pixel of the gradient collects what was fetched from it, in a fixed order.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, angle: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        rows, columns = _turned_places(height, width, angle)
-        grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)
-        grid = grid.unsqueeze(1).expand(*x.shape[:2], height, width, 2).flatten(0, 1)
-        turned = F.grid_sample(
-            x.flatten(0, 1), grid, mode="bilinear", padding_mode="zeros", align_corners=False
-        )
-        return turned.reshape(x.shape)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _TurnBack.apply(gradient, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
-
-
-class _TurnBack(torch.autograd.Function):
-    """The transpose of the rotation: each pixel sums over those that were fetched from it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(g: Tensor, angle: Tensor) -> Tensor:
-        height, width = g.shape[-2:]
-        cosine, sine = angle.cos(), angle.sin()
-        rows, columns = _turned_places(height, width, -angle)
-        first_row = torch.floor(rows + (height - 1) / 2) - 1
-        first_column = torch.floor(columns + (width - 1) / 2) - 1
-        own_row = _centred(height, g).reshape(-1, 1)
-        own_column = _centred(width, g)
-        total = torch.zeros_like(g)
-        # A pixel is fetched from by pixels nearer than the square root of two to its own turned
-        # place: four rows by four columns hold them all.
-        for down in range(4):
-            for right in range(4):
-                row, column = first_row + down, first_column + right
-                inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-                across, along = column - (width - 1) / 2, row - (height - 1) / 2
-                off_column = cosine * across - sine * along - own_column
-                off_row = sine * across + cosine * along - own_row
-                share = (1 - off_column.abs()).clamp(min=0) * (1 - off_row.abs()).clamp(min=0)
-                place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-                where = place.long().reshape(-1, 1, 1, height * width)
-                fetched = g.flatten(-2).gather(-1, where.expand(*g.shape[:3], -1))
-                total = total + (share * inside)[:, None, None] * fetched.reshape(g.shape)
-        return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _Turn.apply(gradient, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
-
-
-def _turned_places(height: int, width: int, angle: Tensor) -> tuple[Tensor, Tensor]:
-    """[set, height, width], rows and columns from the centre that pixels are fetched from."""
-    down, right = _centred(height, angle).unsqueeze(1), _centred(width, angle)
-    cosine, sine = angle.cos(), angle.sin()
-    return sine * right + cosine * down, cosine * right - sine * down
-
-
-def _centred(size: int, like: Tensor) -> Tensor:
-    return torch.arange(size, device=like.device, dtype=like.dtype) - (size - 1) / 2

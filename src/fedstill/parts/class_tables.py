@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core import Data, Positional, Record
-from fedstill.parts.synthesis import mean_over_holders
+from fedstill.parts.synthetic_sets import mean_over_holders
 
 CHUNK = 1024
 

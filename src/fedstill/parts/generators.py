@@ -22,7 +22,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.model import Initial, Initials, Network, linear_initial, norm_initial
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Weights
-from fedstill.parts.synthesis import SyntheticSet
+from fedstill.parts.synthetic_sets import SyntheticSet
 
 SLOPE = 0.2  # of leaky ReLU, below zero
 GAIN = math.sqrt(2)  # keeps the size of activations through a leaky ReLU, about

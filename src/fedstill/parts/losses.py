@@ -52,18 +52,6 @@ def mmd(left: Tensor, right: Tensor, *, kernels: int = 5) -> Tensor:
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
 
 
-def class_mmd(
-    left: Tensor, left_labels: Tensor, right: Tensor, right_labels: Tensor, *, classes: int
-) -> Tensor:
-    """Σ over classes of the squared distance between the two class means; absent classes skip."""
-    one = F.one_hot(left_labels, classes).to(left)  # [row, class]
-    other = F.one_hot(right_labels, classes).to(right)
-    both = ((one.sum(0) > 0) & (other.sum(0) > 0)).to(left)
-    means = one.T @ left / one.sum(0).clamp(min=1).unsqueeze(1)
-    theirs = other.T @ right / other.sum(0).clamp(min=1).unsqueeze(1)
-    return ((means - theirs).square().sum(1) * both).sum()
-
-
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-mean over rows and classes of target · log softmax(logits), as DynaFed's code has it."""
     return -(targets * F.log_softmax(logits, 1)).mean()

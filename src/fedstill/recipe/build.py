@@ -15,7 +15,7 @@ from fedstill.engines.execution import Execution
 from fedstill.federation.experiment import Experiment, speaks_to_peers
 from fedstill.federation.population import Population
 from fedstill.federation.sampling import Everyone, Sample, Sampler
-from fedstill.federation.topology import TOPOLOGIES, Topology
+from fedstill.federation.topology import TOPOLOGIES, TOPOLOGY_KEYS, Topology
 from fedstill.models import MODELS
 from fedstill.recipe.fields import as_hinted
 from fedstill.recipe.tables import (
@@ -182,7 +182,7 @@ def made_topology(recipe: Recipe) -> Topology:
     if name == "auto":
         name = "complete" if speaks_to_peers(recipe.method) else "star"
     kind = TOPOLOGIES[name]
-    given = {key: getattr(table, key) for key in ("neighbours", "degree", "probability")}
+    given = {key: getattr(table, key) for key in TOPOLOGY_KEYS}
     options = {key: value for key, value in given.items() if value is not None}
     extra = sorted(set(options) - {f.name for f in fields(kind)})
     if extra:

@@ -10,15 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import RecipeError
+from fedstill.methods import METHODS
 from fedstill.recipe import changes
 from fedstill.recipe.check import faults_of
 from fedstill.recipe.tables import (
     QUICK,
     DataTable,
+    EngineTable,
     FederationTable,
     RunTable,
     Table,
 )
+
+# The tables of a recipe; those of networks and methods have the keys of whatever they name.
+TABLES: dict[str, type[Any] | None] = {
+    "run": RunTable,
+    "data": DataTable,
+    "federation": FederationTable,
+    "engine": EngineTable,
+    "models": None,
+    "method": None,
+}
 
 
 def read_recipe(
@@ -114,8 +126,12 @@ def _change(tables: Table, key: str, value: Any, *, quick: bool = False) -> str 
         return "write it as table.key=value, e.g. run.rounds=5"
     if name == QUICK:
         return "what stands in [quick] is not changed from outside; change the key it names"
+    if not keys and name in TABLES:
+        kind = TABLES[name]
+        first = fields(kind)[0].name if kind else "name"
+        return f"{name} is a table of the recipe; change one of its keys, e.g. {name}.{first}=…"
     if not keys:
-        return f"say which table, e.g. {_guessed_table(name)}"
+        return f"say which table, e.g. {table_of(name) or 'method'}.{name}=…"
     return changes.change(tables, name, keys, value, quick=quick)
 
 
@@ -126,8 +142,10 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _guessed_table(key: str) -> str:
-    for name, kind in (("run", RunTable), ("data", DataTable), ("federation", FederationTable)):
-        if key in {f.name for f in fields(kind)}:
-            return f"{name}.{key}=…"
-    return f"method.{key}=…"
+def table_of(key: str) -> str | None:
+    """The table of a recipe that has a key; None where none has it."""
+    for name, kind in TABLES.items():
+        if kind and key in {f.name for f in fields(kind)}:
+            return name
+    known = {f.name for kind in METHODS.values() for f in fields(kind)}
+    return "method" if key in known else None

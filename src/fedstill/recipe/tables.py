@@ -75,6 +75,7 @@ class FederationTable:
     topology: str = "auto"
     neighbours: Count | None = None
     degree: Count | None = None
+    rows: Count | None = None
     probability: Chance | None = None
     sample: Count | None = None  # clients a round
     share: Chance | None = None  # of the clients a round

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import BadValue, RunFolderError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ PALE = "#E6E6E6"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":", "-.")
+FORMATS = ("png", "pdf", "svg", "eps", "jpg", "tif", "webp")  # by the suffix of a file
 _LABEL = 0.125  # inches that one line of the smallest label takes
 
 
@@ -44,9 +45,21 @@ def figure(width: float, height: float) -> Figure:
     return made
 
 
+def check_format(path: Path | str) -> None:
+    """Refuse a file whose suffix is no format that pictures are drawn in."""
+    suffix = Path(path).suffix
+    if suffix.lower().removeprefix(".") not in FORMATS:
+        came = f"has {suffix!r}" if suffix else "has none"
+        raise BadValue(
+            f"a picture's format is that of its suffix, and {path} {came}; "
+            f"use one of .{', .'.join(FORMATS)}"
+        )
+
+
 def save(figure: Figure, path: Path | str) -> Path:
     """Write a picture in the format of its suffix, and say where it is."""
     path = Path(path)
+    check_format(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI, facecolor="white")

@@ -53,7 +53,7 @@ class Curve:
         return averaged
 
     def where(self, seen: NDArray[np.bool_]) -> Curve:
-        """Some of its rounds."""
+        """The same curve with only the rounds that a mask keeps."""
         kept = {name: getattr(self, name)[seen] for name in ("rounds", "accuracy", "spread")}
         return replace(self, **kept)
 

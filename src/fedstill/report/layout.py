@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,13 +15,22 @@ REPORTED = "↳ reported"  # how a row of printed numbers begins, below ours
 NOTHING = "-"
 
 
+NARROWEST = 18  # characters that a column of sentences needs
+
+
 @dataclass(frozen=True)
 class Layout:
     """A table's cells; the first column names the row."""
 
     head: list[str]
     body: list[list[str]]
-    footnotes: list[str]
+    footnotes: list[str] = field(default_factory=list)
+    numbers: Collection[int] | None = None  # columns set to the right; None: all but the first
+    sentences: bool = False  # the last column may be broken into lines, no other is
+
+    def is_number(self, column: int) -> bool:
+        """Whether a column is set to the right."""
+        return column > 0 if self.numbers is None else column in self.numbers
 
 
 class Fitting:
@@ -31,17 +40,28 @@ class Fitting:
         self.title, self.layout = title, layout
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        unbounded = options.update(max_width=10_000)
         columns: list[int] = []
         title = self.title
         for number in range(1, len(self.layout.head)):
-            wider = self._table(title, [*columns, number])
-            width = console.measure(wider, options=unbounded).maximum
-            if columns and width > options.max_width:
+            wider = [*columns, number]
+            if columns and self._width(console, options, title, wider) > options.max_width:
                 yield self._table(title, columns)
-                columns, title = [], ""
-            columns.append(number)
+                wider, title = [number], ""
+            columns = wider
         yield self._table(title, columns)
+
+    def _width(
+        self, console: Console, options: ConsoleOptions, title: str, columns: Sequence[int]
+    ) -> int:
+        """What a table of these columns needs; of sentences no more than a narrow column."""
+        last = len(self.layout.head) - 1
+        others = [column for column in columns if not (self.layout.sentences and column == last)]
+        table = self._table(title, others)
+        needed = console.measure(table, options=options.update(max_width=10_000)).maximum
+        if len(others) == len(columns):
+            return needed
+        longest = max(len(row[last]) for row in [self.layout.head, *self.layout.body])
+        return needed + 2 + min(longest, NARROWEST)
 
     def _table(self, title: str, columns: Sequence[int]) -> Table:
         from rich import box
@@ -56,9 +76,14 @@ class Fitting:
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
+        sentences = len(self.layout.head) - 1 if self.layout.sentences else None
         for number in (0, *columns):
-            head = Text(fill(self.layout.head[number], 12, break_long_words=False))
-            table.add_column(head, justify="right" if number else "left")
+            head = self.layout.head[number]
+            if sentences is None:
+                head = fill(head, 12, break_long_words=False)
+            side: Literal["left", "right"] = "right" if self.layout.is_number(number) else "left"
+            fixed = sentences is not None and number != sentences
+            table.add_column(Text(head), justify=side, no_wrap=fixed)
         for row in self.layout.body:
             reported = row[0].startswith(REPORTED)
             if not reported or any(row[number] for number in columns):
@@ -67,16 +92,15 @@ class Fitting:
         return table
 
 
+def markdown_table(layout: Layout) -> str:
+    """The cells as a Markdown table, numbers set to the right."""
+    sides = ["--:" if layout.is_number(place) else ":--" for place in range(len(layout.head))]
+    return "\n".join(map(_line, [layout.head, sides, *layout.body]))
+
+
 def markdown(title: str, layout: Layout) -> list[str]:
     """A heading with its table, and the footnotes as a list."""
-    lines = [
-        f"### {escaped(title)}",
-        "",
-        _line(layout.head),
-        _line([":--", *["--:"] * (len(layout.head) - 1)]),
-        *(_line(row) for row in layout.body),
-    ]
-    parts = ["\n".join(lines)]
+    parts = [f"### {escaped(title)}\n\n{markdown_table(layout)}"]
     if layout.footnotes:
         parts.append("\n".join(f"- {escaped(line)}" for line in layout.footnotes))
     return parts

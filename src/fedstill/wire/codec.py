@@ -1,34 +1,40 @@
 """Records to bytes and back, checked against their type hints; no pickle.
 
-A record is written as a safetensors file, so other programs can read it: every tensor under its
-dotted name, and everything else (numbers, texts, and how dicts, tuples and records are nested) as
-JSON in the file's metadata. The format is small enough to be written here, which makes equal
-records equal bytes and lets every declared size be checked before memory is taken for it.
+A record is a safetensors file, so other programs can read it: every tensor under its dotted name,
+and everything else (numbers, texts, and how dicts, tuples and records are nested) as JSON under
+one key of the file's metadata. One key, because the order of several is not fixed, and equal
+records shall be equal bytes.
+
+The safetensors library reads the tensors and checks where they lie. It hands out no metadata of
+bytes in memory, and lets pass what is refused here first: names that stand twice, too many
+tensors or axes, sizes that nothing can have, and fields that do not fit the record's hints. Files
+are written here, in less time than by the library; `tests/wire` has the library read them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import reprlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
+import safetensors
 import torch
 from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.errors import WireError
+from fedstill.core.files import write_whole
 from fedstill.core.records import OPEN_KINDS, POSITIONAL, Record, Weights, record_hints
 
 R = TypeVar("R", bound=Record)
 
-VERSION = "1"
+VERSION = 2
+FIRST_VERSION = "1"  # had three keys in the metadata; is still read
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -55,24 +61,23 @@ class Limits:
 
 
 STRANGERS = Limits()  # what may come from another machine
-OWN = Limits(bytes=1 << 42, tensors=1_000_000, header=256 << 20)  # what this machine has written
+OWN = Limits(bytes=1 << 42, tensors=1_000_000, header=100_000_000)  # what this machine has written
+# A header of more bytes is refused by the library.
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies, counted from the end of the header."""
+    """A tensor as the header declares it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 def encode(record: Record) -> bytes:
     """The record as a safetensors file; equal records give equal bytes."""
     writer = _Writer(type(record).__name__)
     plain = writer.plain(type(record), record, "", 0)
-    metadata = {"fedstill": VERSION, "record": writer.root, "fields": _json(plain)}
-    entries: dict[str, Any] = {_METADATA: metadata}
+    about = _json({"format": VERSION, "record": writer.root, "fields": plain})
+    entries: dict[str, Any] = {_METADATA: {"fedstill": about}}
     payload: list[Any] = []
     end = 0
     # Widest numbers first, as the format's own writer does: every tensor is aligned to its type.
@@ -103,36 +108,19 @@ def decode(
     limits: Limits = STRANGERS,
     device: torch.device | str = "cpu",
     held: Sequence[type[Record]] = (),
-    like: R | None = None,
 ) -> R:
     """The record that `encode` wrote, or a WireError that says what does not fit.
 
     All of it is checked before memory is taken for the first tensor. A field hinted `Message` or
-    `State` must be one of the kinds `held`, which the method says (`Method.holds`). Where `like`
-    is given, every tensor must also have the shape and dtype that it has there.
+    `State` must be one of the kinds `held`, which the method says (`Method.holds`).
     """
-    view = memoryview(data).cast("B")
-    plain, entries, body = _opened(view, kind.__name__, limits)
+    plain, entries = _opened(memoryview(data).cast("B"), kind.__name__, limits)
     reader = _Reader(kind.__name__, entries, held)
     skeleton: R = reader.value(kind, plain, "", 0)
     reader.finish(_hints(kind))
-    if like is not None:
-        _check_alike(kind.__name__, skeleton.tensors(), like.tensors())
-    made = [
-        _tensor(kind.__name__, name, entries[name], body).to(device)
-        for name, _ in trees.named_tensors(skeleton)
-    ]
-    return trees.with_tensors(skeleton, made)
-
-
-def finite(record: Record) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity; the others are fit to be delivered."""
-    floats = {name: t for name, t in record.tensors().items() if t.is_floating_point()}
-    if not floats:
-        return []
-    device = next(iter(floats.values())).device
-    good = torch.stack([t.isfinite().all().to(device) for t in floats.values()]).tolist()
-    return [name for name, fine in zip(floats, good, strict=True) if not fine]
+    tensors = _tensors(data, kind.__name__, entries)
+    ordered = [tensors[name].to(device) for name, _ in trees.named_tensors(skeleton)]
+    return trees.with_tensors(skeleton, ordered)
 
 
 def describe(kind: type[Record], held: Sequence[type[Record]] = ()) -> dict[str, str]:
@@ -153,18 +141,7 @@ def describe(kind: type[Record], held: Sequence[type[Record]] = ()) -> dict[str,
 
 def save(record: Record, path: Path | str) -> None:
     """Write a record to a file: afterwards it is there whole, or as it was before."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(draft, "wb") as file:
-            file.write(encode(record))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    write_whole(path, encode(record))
 
 
 def load(
@@ -333,10 +310,8 @@ class _Reader:
             raise WireError(f"{self.root}: {kind.__name__} refuses its values: {error}") from error
 
 
-def _opened(
-    view: memoryview, root: str, limits: Limits
-) -> tuple[Any, dict[str, Entry], memoryview]:
-    """The JSON of the fields, the table of tensors and the bytes they lie in, all checked."""
+def _opened(view: memoryview, root: str, limits: Limits) -> tuple[Any, dict[str, Entry]]:
+    """The JSON of the fields and the table of tensors, checked but for where these lie."""
     if len(view) > limits.bytes:
         raise WireError(f"{root}: {len(view)} bytes came, the limit is {limits.bytes} in all")
     if len(view) < 8:
@@ -352,26 +327,46 @@ def _opened(
     plain = _plain(table.pop(_METADATA, None), root)
     if len(table) > limits.tensors:
         raise WireError(f"{root}: {len(table)} tensors came, the limit is {limits.tensors}")
-    entries = {name: _entry(root, name, item, limits) for name, item in table.items()}
-    body = view[8 + length :]
-    _check_ranges(root, entries, len(body))
-    return plain, entries, body
+    return plain, {name: _entry(root, name, item, limits) for name, item in table.items()}
 
 
 def _plain(metadata: Any, root: str) -> Any:
-    expected = {"fedstill", "record", "fields"}
-    if not isinstance(metadata, dict) or set(metadata) != expected:
-        raise WireError(f"{root}: expected metadata {sorted(expected)}, came {_shown(metadata)}")
-    if metadata["fedstill"] != VERSION:
+    """The fields that the metadata holds, if they are of this format and of this record."""
+    expected = {"format", "record", "fields"}
+    if isinstance(metadata, dict) and set(metadata) == {"fedstill", "record", "fields"}:
+        about = {"format": metadata["fedstill"], **metadata}
+        known = about["format"] == FIRST_VERSION
+    else:
+        about = _about(metadata, root)
+        known = set(about) == expected and about["format"] == VERSION
+    if "format" in about and not known:
         raise WireError(
-            f"{root}: written in wire format {_shown(metadata['fedstill'])}, this program reads "
-            f"format {VERSION!r}; use the same fedstill on both sides"
+            f"{root}: written in wire format {_shown(about['format'])}, this program reads formats "
+            f"{FIRST_VERSION} and {VERSION}; use the same fedstill on both sides"
         )
-    if metadata["record"] != root:
-        raise WireError(f"expected a record {root}, came {_shown(metadata['record'])}")
-    if not isinstance(metadata["fields"], str):
-        raise WireError(f"{root}: expected fields as JSON, came {_shown(metadata['fields'])}")
-    return _parsed(metadata["fields"].encode("utf-8", "surrogatepass"), root, "fields")
+    if not known:
+        raise WireError(f"{root}: expected metadata {sorted(expected)}, came {_shown(metadata)}")
+    if about["record"] != root:
+        raise WireError(f"expected a record {root}, came {_shown(about['record'])}")
+    if about["format"] == VERSION:
+        return about["fields"]
+    return _parsed_text(about["fields"], root, "fields")
+
+
+def _about(metadata: Any, root: str) -> dict[str, Any]:
+    """What the single key of the metadata holds."""
+    if not isinstance(metadata, dict) or set(metadata) != {"fedstill"}:
+        raise WireError(f"{root}: expected metadata 'fedstill', came {_shown(metadata)}")
+    about = _parsed_text(metadata["fedstill"], root, "fields")
+    if not isinstance(about, dict):
+        raise WireError(f"{root}: expected a table in the metadata, came {_shown(about)}")
+    return about
+
+
+def _parsed_text(text: Any, root: str, part: str) -> Any:
+    if not isinstance(text, str):
+        raise WireError(f"{root}: expected {part} as JSON, came {_shown(text)}")
+    return _parsed(text.encode("utf-8", "surrogatepass"), root, part)
 
 
 def _parsed(text: bytes, root: str, part: str) -> Any:
@@ -397,51 +392,35 @@ def _parsed(text: bytes, root: str, part: str) -> Any:
 
 
 def _entry(root: str, name: str, item: Any, limits: Limits) -> Entry:
-    """One line of the header: a known dtype, a bounded shape, a range of just that size."""
+    """One line of the header: a known dtype and a shape within the limits."""
     if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
         _refuse(root, name, "dtype, shape and data_offsets", _shown(item))
-    code, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
+    code, shape = item["dtype"], item["shape"]
     if not isinstance(code, str) or code not in DTYPES:
         _refuse(root, name, f"a dtype among {', '.join(DTYPES)}", _shown(code))
     if not _sizes(shape) or len(shape) > limits.dims:
         _refuse(root, name, f"a shape of at most {limits.dims} axes", _shown(shape))
-    if not _sizes(offsets) or len(offsets) != 2:
-        _refuse(root, name, "a range of two offsets", _shown(offsets))
     # An axis of no length must not hide others that no tensor can have.
     if math.prod(max(size, 1) for size in shape) > limits.bytes:
         _refuse(root, name, f"a shape within {limits.bytes} bytes", _shown(shape))
-    dtype = DTYPES[code]
-    size, (begin, end) = math.prod(shape) * dtype.itemsize, offsets
-    if end - begin != size:
-        _refuse(root, name, f"{size} bytes for {code} {shape}", f"the range {_shown(offsets)}")
-    return Entry(dtype, tuple(shape), begin, end)
+    return Entry(DTYPES[code], tuple(shape))
 
 
-def _check_ranges(root: str, entries: dict[str, Entry], size: int) -> None:
-    """The tensors fill the bytes one after another, without holes, overlaps or a rest."""
-    filled = 0
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != filled or entry.end > size:
-            came = f"[{entry.begin}, {entry.end}]"
-            _refuse(root, name, f"a range from {filled}, within {size} bytes", came)
-        filled = entry.end
-    if filled != size:
-        raise WireError(f"{root}: expected {filled} bytes of tensors, came {size}")
+def _tensors(
+    data: bytes | bytearray | memoryview, root: str, entries: dict[str, Entry]
+) -> dict[str, Tensor]:
+    """The tensors by name, each in memory of its own."""
+    try:
+        whole = data if isinstance(data, bytes) else bytes(data)
+        lying = safetensors.deserialize(whole)  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise WireError(f"{root}: expected a whole safetensors file: {error}") from None
+    return {name: _tensor(root, name, entries[name], item["data"]) for name, item in lying}
 
 
-def _check_alike(root: str, came: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    for name in [*wanted, *came]:
-        here, there = came.get(name), wanted.get(name)
-        if here is None or there is None:
-            _refuse(root, name, _shown_or_nothing(there), _shown_or_nothing(here))
-        if here.shape != there.shape or here.dtype != there.dtype:
-            _refuse(root, name, _shown(there), _shown(here))
-
-
-def _tensor(root: str, name: str, entry: Entry, body: memoryview) -> Tensor:
-    if entry.begin == entry.end:
+def _tensor(root: str, name: str, entry: Entry, raw: bytearray) -> Tensor:
+    if not raw:
         return torch.empty(entry.shape, dtype=entry.dtype)
-    raw = bytearray(body[entry.begin : entry.end])  # the tensor's own, writable and aligned
     if entry.dtype is torch.bool and torch.frombuffer(raw, dtype=torch.uint8).max() > 1:
         _refuse(root, name, "bytes 0 and 1 for BOOL", "another byte")
     return torch.frombuffer(raw, dtype=entry.dtype).reshape(entry.shape)
@@ -524,10 +503,6 @@ def _shown(value: Any) -> str:
         return f"a tensor {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     text = reprlib.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _shown_or_nothing(tensor: Tensor | None) -> str:
-    return "no such tensor" if tensor is None else _shown(tensor)
 
 
 def _under(name: str, part: object) -> str:

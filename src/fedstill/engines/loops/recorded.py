@@ -171,9 +171,9 @@ def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
         dense = place.is_contiguous() and value.is_contiguous()
-        stackable = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
-        stackable[0].append(place)
-        stackable[1].append(value)
+        alike = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
+        alike[0].append(place)
+        alike[1].append(value)
     for mine, theirs in kinds.values():
         copy_each(mine, theirs)
 

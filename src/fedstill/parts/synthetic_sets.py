@@ -1,0 +1,111 @@
+"""Synthetic sets and how they start.
+
+A synthetic set is [class, image, ...] over the classes its maker holds, with a share for every
+image: 1/n for the n images of a class, 0 for an empty place. Sums over images are weighted by
+shares, so a class with fewer images than its neighbours needs no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedstill.core import Data, Node
+
+
+class SyntheticSet(NamedTuple):
+    """Synthetic images of some classes, and how much each counts in sums over its class."""
+
+    images: Tensor  # [class, image, ...]
+    share: Tensor  # [class, image]
+    classes: Tensor  # [class], which class a row is
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """The images that exist, and their labels."""
+        real = self.share > 0
+        labels = self.classes.unsqueeze(1).expand(real.shape)
+        return self.images[real], labels[real]
+
+
+def from_noise(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
+    """Standard normal pixels."""
+    images = node.noise("start", len(classes), per_class, *node.model.shape)
+    share = torch.full((len(classes), per_class), 1 / per_class, device=node.device)
+    where = torch.tensor(list(classes), dtype=torch.long, device=node.device)
+    return SyntheticSet(images, share, where)
+
+
+def from_real(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
+    """Random examples of each class, none twice; fewer where a class has fewer."""
+    rng, rows = node.rng("start"), node.data.by_class(node.model.classes)
+    counts = [min(per_class, len(rows[c])) for c in classes]
+    index = torch.zeros(len(classes), max(counts), dtype=torch.long)
+    share = torch.zeros(len(classes), max(counts))
+    for row, (c, count) in enumerate(zip(classes, counts, strict=True)):
+        index[row, :count] = rows[c][torch.randperm(len(rows[c]), generator=rng)[:count]]
+        share[row, :count] = 1 / count
+    images = node.data.take(index.to(node.device)).x
+    where = torch.tensor(list(classes), device=node.device)
+    return SyntheticSet(images, share.to(node.device), where)
+
+
+def from_statistics(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
+    """Normal pixels with the mean and deviation of each class and channel (FedLGD)."""
+    start = from_noise(node, classes, per_class)
+    mean, std = class_statistics(node.data, classes, node.model.classes)
+    return start._replace(images=scaled(start.images, mean, std))
+
+
+def scaled(noise: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """[class, image, channel, ...] with a mean and deviation of each class and channel."""
+    wide = (len(mean), 1, -1, *[1] * (noise.dim() - 3))
+    return noise * std.reshape(wide) + mean.reshape(wide)
+
+
+def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Tensor, Tensor]:
+    """[class, channel], mean and deviation of all pixels of a class, normalised."""
+    means, stds = [], []
+    for c, rows in enumerate(data.by_class(known)):
+        if c in classes:
+            pixels = data.take(rows.to(data.device)).x.transpose(0, 1).flatten(1)
+            means.append(pixels.mean(1))
+            stds.append(pixels.std(1, unbiased=False))
+    return torch.stack(means), torch.stack(stds)
+
+
+def mean_over_holders(
+    rows: Sequence[Tensor],
+    classes: Sequence[Tensor],
+    nobody: Tensor,
+    counts: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """[class, ...], the mean of the rows that were sent for a class; `nobody`'s where none was.
+
+    With counts each row weighs as many as the examples behind it.
+    """
+    whose = F.one_hot(torch.cat(list(classes)), len(nobody)).to(nobody)  # [row, class]
+    if counts is not None:
+        whose = whose * torch.cat(list(counts)).unsqueeze(1)
+    count = whose.sum(0).unsqueeze(1)
+    mean = whose.T @ torch.cat(list(rows)) / count.clamp(min=1)
+    return torch.where(count > 0, mean, nobody)
+
+
+Start = Literal["statistics", "noise", "real"]
+
+
+STARTS: dict[str, Callable[[Node[Any], Sequence[int], int], SyntheticSet]] = {
+    "statistics": from_statistics,
+    "noise": from_noise,
+    "real": from_real,
+}
+
+
+def held_classes(node: Node[Any], least: int = 1) -> list[int]:
+    """The classes of which a node has at least so many examples."""
+    counts = node.data.counts(node.model.classes).tolist()
+    return [c for c, count in enumerate(counts) if count >= least]

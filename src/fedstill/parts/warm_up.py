@@ -1,0 +1,80 @@
+"""Sets matched before the first round, under random networks, made once and kept between runs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import astuple
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedstill.core import Model, Node, Record, trees
+from fedstill.core.errors import BadValue
+from fedstill.models.convnet import ConvNet
+from fedstill.parts import random_networks
+from fedstill.parts.augment import image_size
+from fedstill.parts.distribution_matching import Matching
+from fedstill.parts.synthetic_sets import STARTS, Start, SyntheticSet, from_noise, held_classes
+
+MatchingNetwork = Literal["own", "convnet"]
+
+
+def convnet_for(model: Model, width: int = 128) -> ConvNet:
+    """The ConvNet of the distillation papers for what a model sees, whatever that model is.
+
+    Three blocks with instance norm; fewer where the images are too small to be pooled so often.
+    """
+    if len(model.shape) != 3:
+        raise BadValue(
+            f"a ConvNet sees images of channels, height and width, not {tuple(model.shape)}"
+        )
+    depth = min(3, max(1, min(image_size(model)).bit_length() - 1))
+    return ConvNet(model.shape, model.classes, depth, width, device=model.device)
+
+
+MAKING = 2  # raised when the same settings come to make other warm-up sets
+
+
+class Kept(Record):
+    """A warm-up set as it is kept between runs."""
+
+    key: str
+    images: Tensor
+    share: Tensor
+    classes: Tensor
+
+
+async def warmed_up(
+    node: Node[Any],
+    matching: Matching,
+    start: Start,
+    per_class: int,
+    model: Model | None = None,
+) -> SyntheticSet:
+    """A set matched to the node's data under fresh random networks, the same for all nodes.
+
+    It depends on data, settings, network and seed alone; where the node has a store, it is made
+    once and found again by them. The networks are of the node's own kind unless `model` is given.
+    """
+    kind = model or node.model
+    seed = node.draw("warm-up networks", shared=True)
+    key = ""
+    if node.cache is not None:
+        settings = [float(v) if isinstance(v, int) else v for v in astuple(matching)]  # 1 is 1.0
+        draws = (seed, node.draw("warm-up"))
+        made_by = (MAKING, settings, start, per_class, kind.describe(), draws)
+        key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
+        kept = node.cache.find(key, Kept)
+        if kept is not None:
+            return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
+    held = held_classes(node)
+    if not held:  # nothing to distil
+        return from_noise(node, held, per_class)
+    first = STARTS[start](node, held, per_class)
+    networks = random_networks.networks(
+        seed, kind.samples, sum(kind.floats().values()), node.device
+    )
+    made = await matching.matched(node, first, networks, kind)
+    if node.cache is not None:
+        node.cache.keep(key, Kept(key, made.images, made.share, made.classes))
+    return made

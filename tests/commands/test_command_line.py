@@ -1,0 +1,85 @@
+"""The command line itself: version, help, wrong options, pictures, poor terminals."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from fedstill.core.errors import BadValue
+from fedstill.report import canvas
+from small_recipes import fedstill, write_recipe
+
+
+def test_the_version_is_printed() -> None:
+    said = fedstill("--version")
+    assert (said.code, said.out) == (0, f"fedstill {version('fedstill')}\n")
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("data",)])
+def test_h_is_help(words: tuple[str, ...]) -> None:
+    short, long = fedstill(*words, "-h"), fedstill(*words, "--help")
+    assert short.code == 0
+    assert short.out == long.out and short.out.startswith("Usage: fedstill")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--rounds", 3), "run has no option --rounds; .* without dashes: run.rounds=3"),
+        (("--rounds=3",), "without dashes: run.rounds=3"),
+        (("--lr", 0.1, "--quiet"), "without dashes: method.lr=0.1"),
+        (("--batch-size", 8), "without dashes: method.batch_size=8"),
+        (("--stack_at_most",), "without dashes: engine.stack_at_most=…"),
+    ],
+)
+def test_a_value_of_a_recipe_written_as_an_option_is_explained(
+    options: tuple[object, ...], says: str, tmp_path: Path
+) -> None:
+    said = fedstill("run", write_recipe(tmp_path), "--out", tmp_path / "run", *options)
+    assert said.code == 2
+    assert re.search(says, said.err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_wrong_option_is_refused_as_ever(tmp_path: Path) -> None:
+    said = fedstill("run", write_recipe(tmp_path), "--bogus")
+    assert said.code == 2 and "No such option: --bogus" in said.err
+    assert "No such option: --rounds" in fedstill("compare", tmp_path, "--rounds", 3).err
+
+
+def test_a_picture_of_an_unknown_format_is_refused_before_the_work(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    for name, came in (("out.xyz", "has '.xyz'"), ("out", "has none")):
+        said = fedstill("data", recipe, "--picture", tmp_path / name)
+        assert (said.code, said.out) == (2, "")
+        assert f"{name} {came}; use one of .png, .pdf, .svg" in said.err
+        assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("suffix", canvas.FORMATS)
+def test_every_format_that_is_named_can_be_drawn(suffix: str, tmp_path: Path) -> None:
+    drawn = canvas.save(canvas.figure(1, 1), tmp_path / f"picture.{suffix}")
+    assert drawn.stat().st_size > 0
+    with pytest.raises(BadValue, match="use one of"):
+        canvas.save(canvas.figure(1, 1), tmp_path / "picture.bmpx")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_a_terminal_without_some_characters_ends_no_run(encoding: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedstill", "run", str(write_recipe(tmp_path)), "run.rounds=1"]
+    done = subprocess.run(
+        [*command, "--seeds", "0", "1", "--out", str(tmp_path / "run")],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode(encoding).splitlines()
+    assert len(lines) == 2  # both seeds were run; their arrows are question marks
+    assert all("accuracy" in line and " ? " in line for line in lines)
