@@ -125,8 +125,9 @@ def engine_for(method, world: World, engine=InProcess, rounds: int = 4, **option
 def played(method, world: World, rounds: int = 4, engine=InProcess, **options):  # type: ignore[no-untyped-def]
     """The engine and the logbook after some rounds."""
     log = MemoryLog()
+    observers = options.pop("observers", ())
     playing: Engine = engine_for(method, world, engine, rounds, **options)
-    run(playing, log)
+    run(playing, log, observers=observers)
     return playing, log
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +19,10 @@ import torch
 
 import worlds
 from contract.small import small
+from fedstill.channels import Channel, EightBit, Half, TopK
 from fedstill.core import Message, Record
 from fedstill.core.method import Method, Place, check_protocol
+from fedstill.core.records import Direction
 from fedstill.engines.loops import compiled
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -96,12 +98,12 @@ def check_compiled(method: Method) -> None:
     assert_same(memories(plain), memories(traced), 1e-4)
 
 
-def check_resume(method: Method) -> None:
-    """Saved at round two and continued = straight run, bit for bit."""
-    world = world_for(method)
-    straight, _ = worlds.played(method, world, ROUNDS)
+def check_resume(method: Method, rounds: int = ROUNDS, channels: Sequence[Channel] = ()) -> None:
+    """Saved half-way and continued = straight run, bit for bit."""
+    world, half = world_for(method), rounds // 2
+    straight, _ = worlds.played(method, world, rounds, channels=channels)
     with TemporaryDirectory() as folder:
-        first = worlds.engine_for(method, world, rounds=2)
+        first = worlds.engine_for(method, world, rounds=half, channels=channels)
 
         def save(round: int) -> None:
             checkpoint.write(Path(folder), round, first.states, digest="d")
@@ -110,20 +112,55 @@ def check_resume(method: Method) -> None:
         saved = checkpoint.read_latest(
             Path(folder), state_kinds(method), digest="d", held=method.holds
         )
-    assert saved is not None and saved.round == 2
-    second = worlds.engine_for(method, world, rounds=ROUNDS)
+    assert saved is not None and saved.round == half
+    second = worlds.engine_for(method, world, rounds=rounds, channels=channels)
     second.restore(saved.states)
     run(second, MemoryLog(), done=saved.round)
     assert_same(memories(straight), memories(second))
+
+
+EVERY_WAY: tuple[Direction, ...] = ("up", "down", "peer")
+EIGHT_BIT = EightBit(directions=EVERY_WAY, stochastic=True, least=1)
+TOP_K = TopK(directions=EVERY_WAY, share=0.3, least=1)
+
+
+def check_channels(method: Method) -> None:
+    """With eight bits and with top-k fewer bytes travel and a resumed run is the straight one.
+
+    Where messages are coded without chance, engines agree up to a step of the code.
+    """
+    sent, log, _ = recorded(method, rounds=1)
+    tensors = [tensor for message in sent for tensor in message.tensors().values()]
+    codable = any(tensor.is_floating_point() and len(tensor.flatten()) > 16 for tensor in tensors)
+    for row in ([EIGHT_BIT], [TOP_K]):
+        engine, coded_log = worlds.played(method, world_for(method), 1, channels=row)
+        finite(engine)
+        assert [said[:5] for said in traffic(log)] == [said[:5] for said in traffic(coded_log)]
+        before, after = (sum(said.bytes for said in one.messages) for one in (log, coded_log))
+        assert after < before if codable else after == before
+    check_resume(method, 2, [TOP_K, EIGHT_BIT])
+    one, other = (
+        worlds.played(method, worlds.pictures(norm="none"), 1, engine=engine, channels=[Half()])[0]
+        for engine in (InProcess, Batched)
+    )
+    assert_same(memories(one), memories(other), 0.01)
+
+
+def traffic(log: MemoryLog) -> list[tuple[Any, ...]]:
+    """Who said what to how many, with the sizes last."""
+    return [
+        (row.round, row.step, row.sender, row.field, row.hearers, row.floats, row.bytes)
+        for row in log.messages
+    ]
 
 
 def check_order(method: Method) -> None:
     """Playing nodes in another order changes nothing."""
 
     class Backwards(InProcess):
-        def play(self, step, round, inboxes):  # type: ignore[no-untyped-def]
+        def play(self, step, round, inboxes, toward=None):  # type: ignore[no-untyped-def]
             turned = dict(reversed(list(inboxes.items())))
-            return super().play(step, round, turned)
+            return super().play(step, round, turned, toward)
 
     one, log = worlds.played(method, world_for(method), ROUNDS)
     other, other_log = worlds.played(method, world_for(method), ROUNDS, engine=Backwards)
@@ -224,6 +261,7 @@ CHECKS: dict[str, Callable[[Method], None]] = {
     "engines agree": check_engines_agree,
     "compiled": check_compiled,
     "resume": check_resume,
+    "channels": check_channels,
     "order": check_order,
     "part-time": check_part_time,
     "empty client": check_empty_client,
@@ -258,16 +296,14 @@ def finite(engine: InProcess) -> None:
             assert torch.isfinite(tensor.float()).all()
 
 
-def recorded(method: Method) -> tuple[list[Record], MemoryLog, InProcess]:
-    """Every message of two rounds."""
+def recorded(method: Method, rounds: int = 2) -> tuple[list[Record], MemoryLog, InProcess]:
+    """Every message of some rounds."""
     sent: list[Record] = []
 
-    class Ear:
-        def carry(self, message: Message, sender: str, round: int, step: str) -> Message:
-            sent.append(message)
-            return message
+    def ear(message: Message, sender: str, round: int) -> None:
+        sent.append(message)
 
-    engine, log = worlds.played(method, world_for(method), 2, channels=[Ear()])
+    engine, log = worlds.played(method, world_for(method), rounds, observers=[ear])
     return sent, log, engine
 
 

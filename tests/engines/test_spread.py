@@ -23,10 +23,11 @@ from contract.small import small
 from engines import rank_jobs
 from engines.fake_line import spread, transports
 from engines.rank_jobs import ended, job, start
+from fedstill.channels import EightBit, TopK
 from fedstill.core.errors import RankError
 from fedstill.core.method import Method, at_clients
 from fedstill.core.node import Addressed, Inbox, Node
-from fedstill.core.records import Message, NodeId, State
+from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -84,6 +85,22 @@ def test_every_method_over_two_ranks_equals_itself_on_one(name: str) -> None:
     with played(method, world, sampling=sampler) as (both, other):
         assert rows(other) == rows(log)
         assert_equal(tensors(alone), tensors(both))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddm", "desa", "heterofl"])
+def test_what_channels_do_and_remember_is_the_same_over_ranks(name: str) -> None:
+    method, world = small(METHODS[name]), worlds.pictures()
+    ways: tuple[Direction, ...] = ("up", "down", "peer")
+    row = [
+        TopK(directions=ways, share=0.3, least=1), EightBit(directions=ways, stochastic=True)
+    ]  # fmt: skip
+    options = {"channels": row, "sampling": Sample(count=2)}
+    alone, log = worlds.played(method, world, 2, **options)
+    with played(method, world, memory_limit=0, **options) as (both, other):
+        assert rows(other) == rows(log)
+        assert_equal(tensors(alone), tensors(both))
+    remembers = name in ("fedavg", "scaffold", "heterofl")  # they send weights that they heard
+    assert any("channels" in node for node in alone.states) == remembers
 
 
 def test_stacks_over_ranks_differ_by_rounding_alone() -> None:

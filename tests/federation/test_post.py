@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedstill.channels import Channel
 from fedstill.core import (
     SERVER,
     Addressed,
@@ -310,27 +311,57 @@ def test_tensors_without_entries_and_views_are_checked_too():
 
 
 @dataclass(frozen=True)
-class Halving:
-    """A channel that sends the first value only, and loses what `b` says."""
+class Doubled(Channel):
+    """What travels is said twice; its readers get the first half."""
 
-    def carry(self, message: Word, sender: str, round: int, step: str) -> Word | None:
-        return None if sender == "b" else message.replace(values=message.values[:1])
+    def receive(self, message: Word, heard: Message | None) -> Word:
+        return message.replace(values=message.values[: len(message.values) // 2])
 
 
-def test_messages_are_counted_after_the_channel_and_lost_ones_not_at_all():
-    posted = Posted(options={"channels": [Halving()]})
-    mail = posted.deliver(METHOD.hear, METHOD.collect, everybody(("a", "b")))
+def twice(message: Word) -> Word:
+    return message.replace(values=message.values.repeat(2))
+
+
+def test_messages_are_counted_as_they_travel_and_read_as_they_are_decoded():
+    posted = Posted(options={"channels": [Doubled()]})
+    mail = posted.deliver(METHOD.hear, METHOD.collect, {"a": twice(word())})
+    assert mail[SERVER]["a"].values.tolist() == [1.0, 2.0]
+    assert [row.floats for row in posted.log.messages if row.field == "values"] == [4]
+
+
+def test_a_channel_on_another_way_decodes_nothing():
+    posted = Posted(options={"channels": [Doubled(directions=("down",))]})
+    mail = posted.deliver(METHOD.hear, METHOD.collect, everybody(("a",)))
+    assert mail[SERVER]["a"].values.tolist() == [1.0, 2.0]
+
+
+def test_what_a_channel_lost_is_noted_and_not_counted():
+    posted = Posted()
+    outcomes = {"a": Outcome(word()), "b": Outcome(None, lost=True)}
+    mail = posted.post.deliver(1, METHOD.hear, METHOD.collect, outcomes, NAMES)
     assert heard(mail) == {SERVER: "a"}
-    assert mail[SERVER]["a"].values.tolist() == [1.0]
-    assert [row.floats for row in posted.log.messages if row.field == "values"] == [1]
+    assert {row.sender for row in posted.log.messages} == {"a"}
     assert [(note.kind, note.node) for note in posted.log.notes] == [("lost", "b")]
 
 
+def test_observers_see_what_arrives():
+    seen = []
+    options = {
+        "channels": [Doubled()],
+        "bad_messages": "leave_out",
+        "observers": [lambda message, sender, round: seen.append((sender, round, message))],
+    }
+    posted = Posted(options=options)
+    said = {"a": twice(word()), "b": twice(word(NAN))}
+    mail = posted.deliver(METHOD.hear, METHOD.collect, said)
+    assert seen == [("a", 1, mail[SERVER]["a"])]
+
+
 @dataclass(frozen=True)
-class Breaking:
+class Breaking(Channel):
     """A channel that breaks what passes."""
 
-    def carry(self, message: Word, sender: str, round: int, step: str) -> Word | None:
+    def receive(self, message: Word, heard: Message | None) -> Word:
         return message.replace(values=message.values * NAN)
 
 

@@ -17,7 +17,7 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
-from fedstill.core.records import Message, NodeId, Record, State
+from fedstill.core.records import Message, NodeId, Pictured, Record, State
 
 R = TypeVar("R", bound=Record)
 
@@ -226,7 +226,15 @@ class Method:
         """[example, class], logits of the model that a node holds, each by its example alone."""
         return node.model(node.state.weights, x)
 
-    def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
+    def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
+        """Sets of images that a node holds, by name, for the pictures of a run.
+
+        What is sent is said by messages, see `Message.pictures`; what the server can make, by
+        `imagined`.
+        """
+        return {}
+
+    def imagined(self, server: Node[Any], per_class: int) -> Pictured | None:
         """Images that the server can make of each class and their labels, for pictures."""
         return None
 

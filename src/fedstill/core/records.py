@@ -93,8 +93,16 @@ class Record:
         return replace(self, **changes)  # type: ignore[type-var]
 
 
+Pictured = tuple[Tensor, Tensor]
+"""[image, ...] and [image]: images and the class of each."""
+
+
 class Message(Record):
     """What travels between nodes."""
+
+    def pictures(self) -> Pictured | None:
+        """The set of images that this message shows, for the pictures of a run."""
+        return None
 
 
 class State(Record):

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstill.core import algebra, trees
 from fedstill.core.method import Method, Step
 from fedstill.core.node import Addressed, Inbox, Node
-from fedstill.core.records import Message, NodeId, State
+from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.engines.memories import Memories
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
@@ -23,7 +23,7 @@ Question = Callable[[Node[Any]], Scores]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step left behind on one node."""
+    """What a step left behind on one node; its message is in the form in which it travels."""
 
     message: Message | Addressed[Any] | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -31,6 +31,7 @@ class Outcome:
     rejected: Mapping[NodeId, str] = field(default_factory=dict)  # senders it went on without
     absent: str | None = None  # why the node did not act
     bad: Sequence[str] | None = None  # tensors of the message with NaN or infinity, if looked at
+    lost: bool = False  # whether a channel lost a message
 
 
 class Engine(Protocol):
@@ -50,8 +51,13 @@ class Engine(Protocol):
         """The experiment's, where this engine computes."""
 
     def play(
-        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
-    ) -> dict[NodeId, Outcome]: ...
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
+    ) -> dict[NodeId, Outcome]:
+        """One step on every node that has an inbox; `toward` is where its messages travel."""
 
     def node(self, id: NodeId, round: int, step: str) -> Node[Any]: ...
 

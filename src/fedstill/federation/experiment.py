@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
-from fedstill.core import ranges
-from fedstill.core.errors import BadValue
-from fedstill.core.method import Method, Place
+from fedstill.channels import Channel, TensorChannel
+from fedstill.core import ranges, trees
+from fedstill.core.errors import BadValue, unknown
+from fedstill.core.method import Method, Place, steps_of
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.ranges import Count, Whole
-from fedstill.core.records import Message, NodeId
+from fedstill.core.records import NodeId
 from fedstill.federation.population import Population
 from fedstill.federation.sampling import Everyone, Sample, Sampler
 from fedstill.federation.topology import TOPOLOGIES, Complete, Graph, Star, Topology
@@ -22,15 +23,6 @@ from fedstill.metrics import ALWAYS, Metric, chosen
 
 BadMessages = Literal["stop", "leave_out"]
 CROSSED = 30  # clients, up to which `auto` scores every model on every test set
-
-
-class Channel(Protocol):
-    """Acts on one message in flight: coding, noise, loss. Returns None for a lost message.
-
-    Nothing is written into a message: a changed one is a new one.
-    """
-
-    def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +34,9 @@ class Experiment:
     Without a `topology` clients are joined as the method needs: not at all (a star around the
     server), or everybody with everybody where clients speak to clients. `scores` says on which
     test sets clients' models are scored: every one (`cross`), their `own`, or, with `auto`, every
-    one up to thirty clients. What does not fit together is refused when the experiment is made.
+    one up to thirty clients. `channels` code messages on their way, in order, e.g.
+    `channels=[TopK(share=0.1), EightBit()]`. What does not fit together is refused when the
+    experiment is made.
     """
 
     method: Method
@@ -105,6 +99,7 @@ class Experiment:
                 "everybody the same one, or use a method for mixed networks"
             )
         yield from self._misfits_among_clients(name)
+        yield from self._misfits_of_channels(name)
 
     def _misfits_among_clients(self, name: str) -> Iterator[str]:
         clients = len(self.population.clients)
@@ -121,6 +116,22 @@ class Experiment:
                 f"sampling: count = {self.sampling.count}, but there are {clients} clients; "
                 f"ask for at most {clients}"
             )
+
+    def _misfits_of_channels(self, name: str) -> Iterator[str]:
+        kinds = {step.sends for step in steps_of(self.method) if step.sends} | {*self.method.holds}
+        sent = {field for kind in kinds for field in trees.field_names(kind)}
+        for place, channel in enumerate(self.channels):
+            if not isinstance(channel, Channel):
+                yield (
+                    f"channels[{place}]: {channel!r} is not a Channel; derive it from "
+                    "fedstill.channels.Channel or TensorChannel"
+                )
+            elif isinstance(channel, TensorChannel):
+                strange = [field for field in channel.leave if field not in sent]
+                yield from (
+                    f"channels[{place}].leave: " + unknown(f"field of {name}'s messages", f, sent)
+                    for f in strange
+                )
 
 
 def speaks_to_peers(method: Method) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from fedstill.channels import Channel, received
+from fedstill.channels.coded import unwrapped
 from fedstill.core.algebra import not_finite
 from fedstill.core.errors import BadMessage
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.records import Direction, Message, NodeId
 from fedstill.engines.engine import Outcome
-from fedstill.federation.experiment import BadMessages, Channel
+from fedstill.federation.experiment import BadMessages
 from fedstill.logbook.events import Note, Traffic
 from fedstill.logbook.writer import Logbook
 
@@ -22,8 +24,26 @@ class Hearing(Protocol):
     def hearers(self, speaker: NodeId, awake: Sequence[NodeId]) -> Sequence[NodeId]: ...
 
 
+class Observer(Protocol):
+    """Looks at every message that arrives, as its hearers read it."""
+
+    def __call__(self, message: Message, sender: NodeId, round: int) -> None: ...
+
+
+def toward(step: Step, following: Step | None) -> Direction | None:
+    """Where the messages of a step travel; None where nobody hears them but the speaker."""
+    if following is None:
+        return None
+    if step.place is Place.SERVER:
+        return "down" if following.place is Place.CLIENTS else None
+    return "up" if following.place is Place.SERVER else "peer"
+
+
 class Post:
-    """Delivers the messages of one step to those who act in the next, and counts them."""
+    """Delivers the messages of one step to those who act in the next, and counts them.
+
+    A message is counted in the form in which it travels, and read as its channels decode it.
+    """
 
     def __init__(
         self,
@@ -32,11 +52,13 @@ class Post:
         *,
         channels: Sequence[Channel] = (),
         bad_messages: BadMessages = "stop",
+        observers: Sequence[Observer] = (),
     ):
         self.hearing = hearing
         self.logbook = logbook
         self.channels = channels
         self.bad_messages = bad_messages
+        self.observers = observers
         self.floats = 0  # said so far
         self.bytes = 0
 
@@ -47,18 +69,29 @@ class Post:
         following: Step | None,
         outcomes: Mapping[NodeId, Outcome],
         awake: Sequence[NodeId],
+        read: Mapping[NodeId, Inbox[Any]] | None = None,
     ) -> dict[NodeId, Inbox[Any]]:
-        """The inboxes of the following step."""
+        """The inboxes of the following step; `read` are those of this one."""
         mail: dict[NodeId, dict[NodeId, Message]] = {}
+        direction = toward(step, following)
         for sender, outcome in sorted(outcomes.items()):
+            if outcome.lost:
+                self.logbook.write(Note(round, "lost", sender, f"{step.name}: lost on the way"))
+            heard = (read or {}).get(sender, Inbox()).get(SERVER) if direction == "up" else None
             for message, hearers in self._spoken(step, following, sender, outcome, awake):
-                carried = self._carried(message, outcome.bad, sender, round, step)
-                if carried is None:
+                if not self._good(message, outcome.bad, sender, round, step):
                     continue
-                if list(hearers) != [sender]:  # what a server says to itself does not travel
-                    self._count(round, step, sender, carried, hearers)
+                opened = message
+                if direction is not None:
+                    opened = received(self.channels, message, direction, heard)
+                    changed = opened is not message
+                    if changed and not self._good(opened, None, sender, round, step):
+                        continue
+                    self._count(round, step, sender, direction, message, hearers)
+                for observe in self.observers:
+                    observe(opened, sender, round)
                 for hearer in hearers:
-                    mail.setdefault(hearer, {})[sender] = carried
+                    mail.setdefault(hearer, {})[sender] = opened
         return {hearer: Inbox(messages) for hearer, messages in mail.items()}
 
     def _spoken(
@@ -84,32 +117,22 @@ class Post:
         else:
             yield outcome.message, reached
 
-    def _carried(
+    def _good(
         self, message: Message, bad: Sequence[str] | None, sender: NodeId, round: int, step: Step
-    ) -> Message | None:
-        """The message after the channels, or None if it is lost or left out.
-
-        `bad` is what an engine found in it; what a channel changed is looked at again.
-        """
-        for channel in self.channels:
-            carried = channel.carry(message, sender, round, step.name)
-            if carried is None:
-                self.logbook.write(Note(round, "lost", sender, f"{step.name}: lost on the way"))
-                return None
-            if carried is not message:
-                message, bad = carried, None
+    ) -> bool:
+        """Whether a message may be delivered; `bad` is what an engine found in it, if it looked."""
         if bad is None:
             bad = not_finite(message)
         if not bad:
-            return message
+            return True
         text = (
-            f"{sender} sent {type(message).__name__} with NaN or infinite values in "
+            f"{sender} sent {type(unwrapped(message)[0]).__name__} with NaN or infinite values in "
             f"{', '.join(bad[:5])} ({step.title}, round {round})"
         )
         if sender == SERVER:  # without it nobody can go on
             raise BadMessage(f"{text}. Lower the learning rate")
         self._leave_out(round, sender, text, "Lower the learning rate, or set")
-        return None
+        return False
 
     def leave_out(self, round: int, step: Step, sender: NodeId, why: str) -> None:
         """A message that a step could not use: as the run says, it stops or goes on without it."""
@@ -128,12 +151,10 @@ class Post:
         round: int,
         step: Step,
         sender: NodeId,
+        direction: Direction,
         message: Message,
         hearers: Sequence[NodeId],
     ) -> None:
-        direction: Direction = "up" if SERVER in hearers else "peer"
-        if sender == SERVER:
-            direction = "down"
         sizes, heard = message.bytes(), len(hearers)
         for name, floats in message.floats().items():
             self.logbook.write(

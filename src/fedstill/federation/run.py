@@ -14,7 +14,7 @@ from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
 from fedstill.engines.engine import Engine, Outcome
 from fedstill.federation.evaluate import evaluate
-from fedstill.federation.post import Post
+from fedstill.federation.post import Observer, Post, toward
 from fedstill.logbook.events import Note, Number
 from fedstill.logbook.writer import Logbook
 from fedstill.metrics import name_of
@@ -44,14 +44,16 @@ def run(
     said: int = 0,
     save: Save = lambda round: None,
     watch: Watch = lambda progress: None,
+    observers: Sequence[Observer] = (),
 ) -> None:
     """Play the whole experiment of an engine; `done` is the last round that a checkpoint holds.
 
     `watch` and then `save(round)` are called when a round is complete: after the steps before the
     first (round 0) and after every round. What `save` keeps is enough to go on exactly.
+    `observers` see every message that arrives.
     """
     experiment = engine.experiment
-    play = _Player(engine, logbook)
+    play = _Player(engine, logbook, observers)
     play.post.bytes = said
     clients = list(experiment.population.clients)
     begun = done is not None
@@ -80,7 +82,7 @@ def run(
 class _Player:
     """Plays lists of steps: engine, post and logbook in turn."""
 
-    def __init__(self, engine: Engine, logbook: Logbook):
+    def __init__(self, engine: Engine, logbook: Logbook, observers: Sequence[Observer]):
         experiment = engine.experiment
         self.engine, self.logbook = engine, logbook
         self.post = Post(
@@ -88,6 +90,7 @@ class _Player:
             logbook,
             channels=experiment.channels,
             bad_messages=experiment.bad_messages,
+            observers=observers,
         )
         self.told: set[str] = set()  # metrics of which a note says that they are undefined
 
@@ -100,14 +103,14 @@ class _Player:
             if self._nobody_heard(step, mail, round):
                 return
             inboxes = {actor: mail.get(actor, Inbox()) for actor in actors}
-            outcomes = self.engine.play(step, round, inboxes)
+            outcomes = self.engine.play(step, round, inboxes, toward(step, following))
             while self.engine.notes:
                 self.logbook.write(Note(round, "engine", "", self.engine.notes.pop(0)))
             self._write(round, step, outcomes)
             present = [node for node in present if not _absent(outcomes, node)]
             if _absent(outcomes, SERVER):
                 return
-            mail = self.post.deliver(round, step, following, outcomes, present)
+            mail = self.post.deliver(round, step, following, outcomes, present, inboxes)
 
     def scored(self, round: int, metric: str) -> float | None:
         """Evaluate, write the scores down, and return the mean of one metric."""

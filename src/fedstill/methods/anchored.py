@@ -6,7 +6,7 @@ all peers, averaged or side by side. What peers then do with them is a method's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
@@ -27,6 +27,7 @@ from fedstill.core import (
 )
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
+from fedstill.core.records import Pictured
 from fedstill.parts import augment, gossip, pixels
 from fedstill.parts.anchors import Sets, over_holders
 from fedstill.parts.augment import strategy_faults
@@ -117,6 +118,14 @@ class Anchored(Method):
             return [self.synthesize, self.begin, *[self.blend] * again, self.settle]
         passing = [self.pass_on] * again if self.mix == "flood" else []
         return [self.synthesize, self.share, *passing, self.combine]
+
+    def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
+        """The anchors that all peers share, where there is one set of them."""
+        if not isinstance(node.state, Own) or len(node.state.sets) != 1:
+            return {}
+        ((maker, images),) = node.state.sets.items()  # [class, image, ...]
+        labels = node.state.classes[maker].repeat_interleave(images.shape[1])
+        return {"global": (images.flatten(0, 1), labels)}
 
     def client_state(self, client: Node[Any]) -> Own:
         return Own(client.model.init(client.draw("weights", shared=True)), {}, {}, {}, {})

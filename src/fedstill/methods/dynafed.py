@@ -6,7 +6,7 @@ Dynamics. CVPR 2023. Algorithm 1, equations 3 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,6 +28,7 @@ from fedstill.core import (
 )
 from fedstill.core.optim import PerEntry
 from fedstill.core.ranges import Count, Positive, Whole
+from fedstill.core.records import Pictured
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts import augment
@@ -89,6 +90,13 @@ class DynaFed(FedAvg):
     def server_state(self, server: Node[Any]) -> Global:
         weights = super().server_state(server).weights
         return Global(weights, (weights,), None, None)
+
+    def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
+        """The server's set, each image by the class that its soft label leans to."""
+        if not isinstance(node.state, Global) or node.state.images is None:
+            return {}
+        assert node.state.labels is not None
+        return {"distilled": (node.state.images, node.state.labels.argmax(1))}
 
     @at_server
     async def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:

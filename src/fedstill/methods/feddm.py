@@ -34,6 +34,7 @@ from fedstill.core import (
     scheduled,
 )
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
+from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
@@ -59,6 +60,9 @@ class Up(Message):
     images: Tensor  # [image, ...]
     labels: Positional  # [image]
     counts: Exact | None  # [image], examples that an image stands for; only if asked for
+
+    def pictures(self) -> Pictured:
+        return self.images, self.labels
 
 
 @dataclass(frozen=True)

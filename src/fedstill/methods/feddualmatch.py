@@ -37,6 +37,7 @@ from fedstill.core import (
 )
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
+from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching, Outputs
@@ -65,6 +66,9 @@ class Up(Message):
     images: Tensor  # [image, ...]
     labels: Positional  # [image]
     counts: Tensor | None = None  # [image], examples that an image stands for; only if asked for
+
+    def pictures(self) -> Pictured:
+        return self.images, self.labels
 
 
 @dataclass(frozen=True)

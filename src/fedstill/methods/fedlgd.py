@@ -6,7 +6,7 @@ Dataset Distillation. TMLR 2024. Algorithm 1, equations 1 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
@@ -36,6 +36,7 @@ from fedstill.core import (
     minimize,
 )
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
+from fedstill.core.records import Pictured
 from fedstill.methods import virtual
 from fedstill.methods.virtual import Virtual
 from fedstill.parts import controls
@@ -125,6 +126,12 @@ class FedLGD(Virtual):
         count = self.global_per_class * server.model.classes if self.refine_every else 0
         anchors = server.noise("anchors", count, *server.model.shape)
         return Global(weights, anchors, int(count > 0), {}, self.first_control(weights))
+
+    def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
+        shown = dict(super().pictures(node))
+        if isinstance(node.state, Own) and len(node.state.anchors):
+            shown["global"] = self.labelled(node.model, node.state.anchors)
+        return shown
 
     @at_clients
     async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:

@@ -6,7 +6,7 @@ method on the same small sets. Chosen in a recipe by a table `data.virtual`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Never
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedstill.core import Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.core.ranges import Count, Fraction, Positive
+from fedstill.core.records import Pictured
 from fedstill.parts import augment
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
@@ -53,6 +54,9 @@ class Virtual(Method):
 
     def before(self) -> Sequence[Step]:
         return [self.warm_up]
+
+    def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
+        return {"own": node.state.as_set().flat()} if isinstance(node.state, Own) else {}
 
     @at_clients
     async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:

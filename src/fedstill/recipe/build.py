@@ -30,6 +30,7 @@ KEYS = {
     "sampling: count": "federation.sample",
     "topology: Star": 'federation.topology = "star"',
     "topology": "federation",
+    "channels": "federation.channel",
     "networks": "models",
     "public": "data.public",
     "device": "run.device",
@@ -53,6 +54,7 @@ def experiment_of(recipe: Recipe) -> Experiment:
             evaluate_every=recipe.run.evaluate_every,
             scores=recipe.run.scores,
             bad_messages=recipe.federation.bad_messages,
+            channels=recipe.federation.channel or (),
             metrics=recipe.run.metrics,
         )
 
@@ -86,7 +88,7 @@ def _in_recipe_words() -> Iterator[None]:
 
 
 def _in_words(fault: str) -> str:
-    known = (field for field in KEYS if fault.startswith((f"{field}:", f"{field} ")))
+    known = (field for field in KEYS if fault.startswith((f"{field}:", f"{field} ", f"{field}[")))
     field = next(known, None)
     return fault if field is None else KEYS[field] + fault.removeprefix(field)
 

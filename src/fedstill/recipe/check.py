@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from fedstill.channels import CHANNELS, Channel
 from fedstill.core import ranges
 from fedstill.core.errors import BadValue, RecipeError, unknown
 from fedstill.core.method import Method
@@ -33,7 +34,7 @@ from fedstill.recipe.tables import (
 )
 from fedstill.report.groups import BY_CLIENT
 
-M = TypeVar("M", bound=Method)
+M = TypeVar("M", Method, Channel)
 OLDER_ENGINE_WORDS = {"lanes": "streams"}
 
 
@@ -46,7 +47,7 @@ def checked(tables: Table) -> list[Recipe]:
     if run is not None:
         _check_metrics(run.metrics, faults)
     data = read_table(DataTable, tables.get("data", {}), "data", faults)
-    federation = read_table(FederationTable, tables.get("federation", {}), "federation", faults)
+    federation = _read_federation(tables.get("federation", {}), faults)
     engine = read_table(EngineTable, _of_today(tables.get("engine", {}), faults), "engine", faults)
     if engine is not None and engine.name not in (AUTO, *ENGINES):
         faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
@@ -188,12 +189,43 @@ def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any
 
 
 def _read_values(kind: type[M], given: Any, where: str, faults: list[str]) -> M | None:
-    """A method from its values; also what is wrong with them together is added to `faults`."""
+    """A method or channel from its values; what is wrong with them together is a fault too."""
     try:
         return read_table(kind, given, where, faults)
     except BadValue as error:
         faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
         return None
+
+
+def _read_federation(table: Any, faults: list[str]) -> FederationTable | None:
+    """The table with its channels as objects."""
+    if not isinstance(table, Mapping) or "channel" not in table:
+        return read_table(FederationTable, table, "federation", faults)
+    given = table["channel"]
+    if not isinstance(given, list):
+        faults.append(
+            f"federation.channel must be a list of tables, each headed [[federation.channel]], "
+            f"not {given!r}"
+        )
+        given = []
+    read = [_read_channel(item, f"federation.channel[{i}]", faults) for i, item in enumerate(given)]
+    others = {key: value for key, value in table.items() if key != "channel"}
+    federation = read_table(FederationTable, others, "federation", faults)
+    if federation is None or not read:
+        return federation
+    return replace(federation, channel=tuple(channel for channel in read if channel is not None))
+
+
+def _read_channel(table: Any, where: str, faults: list[str]) -> Channel | None:
+    if not isinstance(table, Mapping) or "name" not in table:
+        faults.append(f"{where}.name is missing; known: {', '.join(sorted(CHANNELS))}")
+        return None
+    name = table["name"]
+    if not _among(name, CHANNELS):
+        faults.append(f"{where}.name: " + unknown("channel", str(name), CHANNELS))
+        return None
+    options = {key: value for key, value in table.items() if key != "name"}
+    return _read_values(CHANNELS[name], options, where, faults)
 
 
 def _among(name: Any, known: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from fedstill.channels import CHANNELS, Channel
 from fedstill.core.method import Method
 from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
@@ -80,6 +81,7 @@ class FederationTable:
     sample: Count | None = None  # clients a round
     share: Chance | None = None  # of the clients a round
     bad_messages: BadMessages = "stop"
+    channel: tuple[Channel, ...] | None = None  # on the way of every message, in order
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,11 @@ def method_name(method: Any) -> str:
     return next(name for name, kind in METHODS.items() if kind is type(method))
 
 
+def channel_name(channel: Any) -> str:
+    """The name of a channel in the table of channels."""
+    return next(name for name, kind in CHANNELS.items() if kind is type(channel))
+
+
 def values(instance: Any) -> Table:
     """The fields of a dataclass that TOML can hold: no None, tuples as lists, methods as tables."""
     found = {f.name: getattr(instance, f.name) for f in fields(instance) if f.init}
@@ -138,4 +145,6 @@ def values(instance: Any) -> Table:
     for key, value in plain.items():
         if isinstance(value, Method):
             plain[key] = {"name": method_name(value), **values(value)}
+        elif isinstance(value, list) and any(isinstance(item, Channel) for item in value):
+            plain[key] = [{"name": channel_name(item), **values(item)} for item in value]
     return {k: v for k, v in plain.items() if v is not None and v != {}}

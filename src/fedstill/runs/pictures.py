@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fedstill.core.method import Place
 from fedstill.core.node import SERVER
-from fedstill.core.records import Message, NodeId, State
+from fedstill.core.records import Message, NodeId, Pictured
 from fedstill.data import Collection
 from fedstill.engines.engine import Engine
 from fedstill.logbook.reader import Run
@@ -24,21 +23,19 @@ from fedstill.runs.folder import safe
 MOST_GALLERIES = 10  # clients whose synthetic images are drawn
 IMAGINED = 10  # images of each class that a server's generator makes
 STAGES = 10  # rounds after which they are drawn, at most
-Labelled = tuple[Tensor, Tensor]  # images and labels
 
 
 @dataclass
 class Gallery:
-    """A channel that looks at the images passing in the last round, and changes nothing."""
+    """Looks at the images that arrive in the last round."""
 
     last: int
-    seen: dict[NodeId, Labelled] = field(default_factory=dict)
+    seen: dict[NodeId, Pictured] = field(default_factory=dict)
 
-    def carry(self, message: Message, sender: NodeId, round: int, step: str) -> Message:
-        images, labels = getattr(message, "images", None), getattr(message, "labels", None)
-        if round == self.last and images is not None and labels is not None:
-            self.seen[sender] = (images.detach().cpu(), labels.detach().cpu())
-        return message
+    def __call__(self, message: Message, sender: NodeId, round: int) -> None:
+        shown = message.pictures() if round == self.last else None
+        if shown is not None:
+            self.seen[sender] = on_host(shown)
 
 
 def drawable(engine: Engine) -> Collection | None:
@@ -73,11 +70,9 @@ def draw(engine: Engine, rows: Run, target: Path) -> list[Path]:
 
 
 def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
-    """The synthetic sets of the last round, sent, kept or made by the server.
+    """The synthetic sets of the last round, sent, kept or made by the server, as methods say.
 
-    A client's own set stands beside the global one.
-
-    Drawn before the last checkpoint, which lacks what was sent.
+    A node's sets stand side by side. Drawn before the last checkpoint, which lacks what was sent.
     """
     data = drawable(engine)
     if data is None:
@@ -86,59 +81,52 @@ def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
 
     drawn, classes = [], data.class_names
     for site in data.sites[:MOST_GALLERIES]:
-        parts = kept_sets(engine.states.get(site.name), len(classes))
-        if site.name in gallery.seen:
-            parts = {"sent": gallery.seen[site.name], **parts}
-        if parts:
+        sets = [gallery.seen[site.name]] if site.name in gallery.seen else []
+        if site.name in engine.states:  # it has acted
+            sets += held_sets(engine, site.name)
+        if sets:
             path = target / f"synthetic-{safe(site.name)}.png"
-            shown = side_by_side([grid(*part, len(classes)) for part in parts.values()])
+            shown = side_by_side([grid(*one, len(classes)) for one in sets])
             drawn.append(grids.image_grid(shown, classes, path, mean=site.mean, std=site.std))
-    return [*drawn, *draw_imagined(engine, target / "synthetic-server.png")]
+    return [*drawn, *draw_server(engine, target / "synthetic-server.png")]
 
 
 def draw_on_the_way(engine: Engine, target: Path, round: int) -> list[Path]:
-    """What the server's generator makes before the end, at most ten times, spread evenly."""
+    """What the server holds or makes before the end, at most ten times, spread evenly."""
     rounds = engine.experiment.rounds
     if round in (0, rounds) or round % -(-rounds // STAGES):
         return []
-    return draw_imagined(engine, target / f"synthetic-server-round-{round:03d}.png")
+    return draw_server(engine, target / f"synthetic-server-round-{round:03d}.png")
 
 
-def draw_imagined(engine: Engine, path: Path) -> list[Path]:
-    """Images of each class by the server's generator, always from the same noise."""
+def draw_server(engine: Engine, path: Path) -> list[Path]:
+    """Sets that the server holds, and images of each class that it makes, from the same noise."""
     data = drawable(engine)
     if data is None:
         return []
-    server = engine.node(SERVER, engine.experiment.rounds, "pictures")
-    made = engine.experiment.method.imagined(server, IMAGINED)
-    if made is None:
+    sets = held_sets(engine, SERVER)
+    if not sets:
         return []
     from fedstill.report import grids
 
-    images, labels = (part.detach().cpu() for part in made)
-    classes = data.class_names
     # In a range of their own, so each image fills that of the picture.
-    return [grids.image_grid(grid(images, labels, len(classes)), classes, path)]
+    shown = side_by_side([grid(*one, data.classes) for one in sets])
+    return [grids.image_grid(shown, data.class_names, path)]
 
 
-def kept_sets(state: State | None, classes: int) -> Mapping[str, Labelled]:
-    """The synthetic sets that a client remembers: its own, and the global one it leans on."""
-    found: dict[str, Labelled] = {}
-    images, which = getattr(state, "images", None), getattr(state, "classes", None)
-    share, anchors = getattr(state, "share", None), getattr(state, "anchors", None)
-    if images is not None and which is not None and share is not None:
-        real = (share > 0).cpu()
-        labels = which.cpu().unsqueeze(1).expand(real.shape)
-        found["own"] = (images.detach().cpu()[real], labels[real])
-    if anchors is not None and len(anchors):
-        each = len(anchors) // classes
-        found["global"] = (anchors.detach().cpu(), torch.arange(classes).repeat_interleave(each))
-    sets = getattr(state, "sets", {})
-    if which is not None and len(sets) == 1:  # the one that all peers share
-        ((name, made),) = sets.items()
-        labels = which[name].cpu().repeat_interleave(made.shape[1])
-        found["global"] = (made.detach().cpu().flatten(0, 1), labels)
-    return found
+def held_sets(engine: Engine, node: NodeId) -> list[Pictured]:
+    """The sets of images that a node has, and that the server can make, as the method says."""
+    method, rounds = engine.experiment.method, engine.experiment.rounds
+    seen = engine.node(node, rounds, "pictures")
+    made = method.imagined(seen, IMAGINED) if node == SERVER else None
+    sets = [*method.pictures(seen).values(), *([] if made is None else [made])]
+    return [on_host(one) for one in sets if len(one[0])]
+
+
+def on_host(pictured: Pictured) -> Pictured:
+    """Images and labels apart from any device and gradient."""
+    images, labels = (part.detach().cpu() for part in pictured)
+    return images, labels
 
 
 def grid(images: Tensor, labels: Tensor, classes: int) -> NDArray[np.float32]:

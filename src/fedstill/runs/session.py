@@ -15,6 +15,7 @@ from fedstill.core.ranges import Count
 from fedstill.core.records import NodeId, State
 from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.outbox import kind_of, owner
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
 from fedstill.engines.ranks.spread import Spread
@@ -73,8 +74,7 @@ class Session:
         self.keeping = keeping or Keeping()
         self.watch = watch
         self.gallery = pictures.Gallery(last=experiment.rounds)
-        channels = (*experiment.channels, self.gallery)
-        self.experiment = replace(experiment, channels=channels)
+        self.experiment = experiment
         self.own_engine = engine_of(self.experiment, execution, cache=cache)
         self.engine = spread(self.own_engine, transport)
         self.device = self.own_engine.device
@@ -156,7 +156,10 @@ class Session:
     def _run(self, log: Logbook, done: int | None, notes: Sequence[Note], save: Save) -> None:
         for note in notes:
             log.write(note)
-        run(self.engine, log, done=done, said=self._said, save=save, watch=self._watched)
+        run(
+            self.engine, log, done=done, said=self._said, save=save, watch=self._watched,
+            observers=[self.gallery],
+        )  # fmt: skip
 
     def _watched(self, progress: Progress) -> None:
         self._said = progress.bytes
@@ -236,4 +239,4 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 def state_kinds(method: Method) -> Callable[[NodeId], type[State] | None]:
     """Which memory a node has, as the hints of the method's steps say."""
     server, client = (memory_of(method, place) for place in (Place.SERVER, Place.CLIENTS))
-    return lambda node: server if node == SERVER else client
+    return lambda node: kind_of(node, server if owner(node) == SERVER else client)

@@ -19,7 +19,7 @@ from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Step
 from fedstill.core.node import Cache, Inbox, Node
-from fedstill.core.records import NodeId
+from fedstill.core.records import Direction, NodeId
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.memory_estimate import loops_that_fit
 from fedstill.engines.loops.recorded import (
@@ -39,6 +39,7 @@ class Acting:
     """A node in the middle of a step."""
 
     node: Node[Any]
+    inbox: Inbox[Any]
     coroutine: Any = None
     answer: Any = None
     waiting: Loop[Any] | None = None
@@ -65,7 +66,11 @@ class Batched(InProcess):
         self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None
 
     def play(
-        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
         outcomes: dict[NodeId, Outcome] = {}
         actors: list[Acting] = []
@@ -74,16 +79,15 @@ class Batched(InProcess):
             if gone:
                 outcomes[id] = Outcome(absent=gone)
                 continue
-            actor = Acting(self.node(id, round, step.name))
+            actor = Acting(self.node(id, round, step.name), inbox)
             actors.append(actor)
-            self._guarded(
-                step, round, actor, lambda actor=actor, inbox=inbox: self._enter(step, actor, inbox)
-            )
+            self._guarded(step, round, actor, lambda actor=actor: self._enter(step, actor))
         while waiting := [actor for actor in actors if actor.waiting is not None]:
             self._run_loops(step, round, waiting)
             for actor in waiting:
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
-        made = self._all_committed([(actor.node, actor.message) for actor in actors])
+        ended = [(actor.node, actor.inbox, actor.message) for actor in actors]
+        made = self._all_committed(ended, step, toward)
         outcomes |= {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
         return {id: outcomes[id] for id in inboxes}
 
@@ -115,8 +119,8 @@ class Batched(InProcess):
         except Exception as error:
             raise failed(step, round, actor.node.id, error) from error
 
-    def _enter(self, step: Step, actor: Acting, inbox: Inbox[Any]) -> None:
-        acting = step(actor.node, inbox)
+    def _enter(self, step: Step, actor: Acting) -> None:
+        acting = step(actor.node, actor.inbox)
         if inspect.iscoroutine(acting):
             actor.coroutine = acting
             self._advance(actor)

@@ -14,11 +14,12 @@ from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Step
 from fedstill.core.node import SERVER, Cache, Inbox, Node
-from fedstill.core.records import Message, NodeId, State
+from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.engines.engine import Absences, Outcome, Question, Scores
 from fedstill.engines.loops.compiled import Compiler, Steps
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder
 from fedstill.engines.memories import Memories
+from fedstill.engines.outbox import Outbox
 from fedstill.federation.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -57,12 +58,18 @@ class InProcess:
         self.states.update(states)
 
     def play(
-        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
-        """One step on every node that has an inbox."""
-        return {id: self._play_one(step, round, id, inbox) for id, inbox in inboxes.items()}
+        """One step on every node that has an inbox; channels code what travels `toward` others."""
+        return {id: self._play_one(step, round, id, inbox, toward) for id, inbox in inboxes.items()}
 
-    def _play_one(self, step: Step, round: int, id: NodeId, inbox: Inbox[Any]) -> Outcome:
+    def _play_one(
+        self, step: Step, round: int, id: NodeId, inbox: Inbox[Any], toward: Direction | None
+    ) -> Outcome:
         gone = self._absence(step, round, id)
         if gone:
             return Outcome(absent=gone)
@@ -72,7 +79,7 @@ class InProcess:
             message = self._driven(acting, node) if inspect.iscoroutine(acting) else acting
         except Exception as error:
             raise StepError(type(step.method).__name__, step.name, id, round, error) from error
-        return self._committed(node, message)
+        return self._all_committed([(node, inbox, message)], step, toward)[0]
 
     def _driven(self, acting: Any, node: Node[Any]) -> Any:
         """Run a step to its end, doing each loop that it awaits."""
@@ -139,27 +146,40 @@ class InProcess:
         method = self.experiment.method
         return self.absences(method, step.name, round, id) if self.absences else None
 
-    def _committed(self, node: Node[Any], message: Any) -> Outcome:
-        """Keep the memory of a step that succeeded; move its numbers to the host."""
-        return self._all_committed([(node, message)])[0]
+    def _all_committed(
+        self, ended: Sequence[Ended], step: Step, toward: Direction | None
+    ) -> list[Outcome]:
+        """Keep the memories of a step that succeeded; move numbers to the host; code messages.
 
-    def _all_committed(self, ended: Sequence[tuple[Node[Any], Any]]) -> list[Outcome]:
-        """The same for several nodes; the host waits for the device once or twice, not for each.
-
-        Messages are looked at now, since a moment later the processor has to fetch them again.
+        The host waits for the device once or twice, not for each node. Messages are looked at now,
+        since a moment later the processor has to fetch them again.
         """
-        sent = [message for _, message in ended if isinstance(message, Message)]
+        sent = [message for _, _, message in ended if isinstance(message, Message)]
         strange = iter(algebra.not_finite_each(sent))
-        told = iter(_on_host([n for node, _ in ended for n in node.numbers.values()]))
+        told = iter(_on_host([n for node, _, _ in ended for n in node.numbers.values()]))
+        outbox = Outbox(self.experiment.channels, self.states)
         outcomes = []
-        for node, message in ended:
-            self.states[node.id] = node.state
+        for node, inbox, message in ended:
             numbers = {name: next(told) for name in node.numbers}
             bad = next(strange) if isinstance(message, Message) else None
+            lost = False
+            if toward is not None and message is not None and not bad and outbox.acts(toward):
+                try:
+                    message, lost = outbox.coded(node, inbox, message, toward, step.name)
+                except Exception as error:
+                    title = type(step.method).__name__
+                    raise StepError(title, step.name, node.id, node.round, error) from error
+            self.states[node.id] = node.state
             outcomes.append(
-                Outcome(message, numbers, tuple(node.spent), dict(node.rejected), bad=bad)
+                Outcome(
+                    message, numbers, tuple(node.spent), dict(node.rejected), bad=bad, lost=lost
+                )
             )
         return outcomes
+
+
+Ended = tuple[Node[Any], Inbox[Any], Any]
+"""A node after a step, what it had read, and the message that it leaves."""
 
 
 def _on_host(numbers: Sequence[float | Tensor]) -> list[float]:

@@ -15,12 +15,14 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fedstill.channels.coded import Layer, unwrapped, wrapped
 from fedstill.core.errors import FedstillError, RankError
 from fedstill.core.records import Message, NodeId, Record, State
 from fedstill.wire import codec
 
 LEADER = 0
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 
 class Disconnected(RankError):
@@ -44,6 +46,7 @@ class Letter(Record):
 
     kind: int  # its place among the kinds that the method sends
     data: Tensor
+    layers: tuple[Tensor, ...]  # what channels put beside it, outermost first
 
 
 class Left(Record):
@@ -57,6 +60,8 @@ class Left(Record):
     absent: str | None
     changed: bool  # whether it remembers something else now
     blank: bool  # whether it remembers nothing
+    channels: bool  # whether channels remember something else at it
+    lost: bool  # whether a channel lost a message
 
 
 class Begin(Record):
@@ -83,6 +88,7 @@ class Play(Record):
     round: int
     inboxes: dict[str, dict[str, int]]  # by node and sender, the place of a letter
     letters: tuple[Letter, ...]
+    toward: str | None  # where messages travel
 
 
 class Look(Record):
@@ -234,27 +240,26 @@ class Letters:
 
     def opened(self, letters: tuple[Letter, ...], device: torch.device) -> list[Message]:
         """The messages; one that several hear is one object again."""
-        return [
-            codec.decode(
-                as_bytes(one.data),
-                self.kinds[one.kind],
-                limits=codec.OWN,
-                device=device,
-                held=self.held,
-            )
-            for one in letters
-        ]
+        return [self._opened(one, device) for one in letters]
+
+    def _opened(self, letter: Letter, device: torch.device) -> Message:
+        message = decoded(letter.data, self.kinds[letter.kind], device, self.held)
+        return wrapped(message, tuple(decoded(data, Layer, device) for data in letter.layers))
 
     def _letter(self, message: Message) -> Letter:
         if id(message) not in self._written:
-            kind = type(message)
+            innermost, layers = unwrapped(message)
+            kind = type(innermost)
             if kind not in self.kinds:
                 raise RankError(
                     f"{kind.__name__} is sent, but no step of the method has it in its hints; "
                     "over several ranks, hint the very class that a step returns"
                 )
-            written = Letter(self.kinds.index(kind), as_tensor(codec.encode(message)))
-            self._written[id(message)] = written
+            self._written[id(message)] = Letter(
+                self.kinds.index(kind),
+                as_tensor(codec.encode(innermost)),
+                tuple(as_tensor(codec.encode(layer)) for layer in layers),
+            )
         return self._written[id(message)]
 
 
@@ -274,6 +279,13 @@ def unpacked(
         return None
     if kind is None:
         raise RankError("a node remembers something, but no step hints its memory")
+    return decoded(data, kind, device, held)
+
+
+def decoded(
+    data: Tensor, kind: type[R], device: torch.device | str, held: Sequence[type[Record]] = ()
+) -> R:
+    """A record that another rank wrote."""
     return codec.decode(as_bytes(data), kind, limits=codec.OWN, device=device, held=held)
 
 

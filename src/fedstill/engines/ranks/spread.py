@@ -16,9 +16,10 @@ from fedstill.core import seeds
 from fedstill.core.errors import RankError
 from fedstill.core.method import Method, Place, Step, memory_of, steps_of
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
-from fedstill.core.records import Message, NodeId, Record, State
+from fedstill.core.records import Direction, Message, NodeId, Record, State
 from fedstill.engines.engine import Outcome, Question, Scores
 from fedstill.engines.memories import Memories
+from fedstill.engines.outbox import channels_of, kind_of, owner
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.protocol import (
     LEADER,
@@ -73,7 +74,7 @@ class RemoteMemories(Memories):
         if node not in self._far:
             return super().__getitem__(node)
         answer = cast(Memory, ask_one(self.transport, self.rank_of(node), Recall(node)))
-        return unpacked(answer.data, self.kind, self.device, self.held)
+        return unpacked(answer.data, kind_of(node, self.kind), self.device, self.held)
 
     def __setitem__(self, node: NodeId, state: State | None) -> None:
         if self.rank_of(node) == LEADER:
@@ -92,8 +93,8 @@ class RemoteMemories(Memories):
         return node not in self._far and super().is_blank(node)
 
     def rank_of(self, node: NodeId) -> int:
-        """Who plays a node; the leader plays the server."""
-        return LEADER if node == SERVER else self.owners[node]
+        """Who plays a node, or has what channels remember at it; the leader plays the server."""
+        return LEADER if owner(node) == SERVER else self.owners[owner(node)]
 
     def note(self, node: NodeId, *, blank: bool) -> None:
         """Another rank's client remembers something else now, or nothing."""
@@ -133,19 +134,23 @@ class Spread:
         return self.inner.node(id, round, step)
 
     def play(
-        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox, each at its rank."""
         own, others = self._dealt(inboxes)
         letters = Letters(self._kinds, self.experiment.method.holds)
         questions: dict[int, Record] = {
-            rank: Play(step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}))
+            rank: Play(step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}), toward)
             for rank, ids in others.items()
         }
         outcomes, answers = ask(
             self.transport,
             questions,
-            lambda: self.inner.play(step, round, {id: inboxes[id] for id in own}),
+            lambda: self.inner.play(step, round, {id: inboxes[id] for id in own}, toward),
         )
         for answer in answers.values():
             played = cast(Played, answer)
@@ -154,6 +159,8 @@ class Spread:
                 outcomes[id] = _outcome(left, messages)
                 if left.changed:
                     self.states.note(id, blank=left.blank)
+                if left.channels:
+                    self.states.note(channels_of(id), blank=False)
         return {id: outcomes[id] for id in inboxes}
 
     def look(
@@ -225,7 +232,8 @@ class Worker:
             case Recall(node):
                 return Memory(packed(states[node]))
             case Remember(node, data):
-                states[node] = unpacked(data, self.memory, self.engine.device, self.held)
+                kind = kind_of(node, self.memory)
+                states[node] = unpacked(data, kind, self.engine.device, self.held)
             case Drop(node):
                 del states[node]
             case SpillTo(folder):
@@ -243,7 +251,8 @@ class Worker:
             for node, places in request.inboxes.items()
         }
         engine.states.changed.clear()
-        outcomes = engine.play(self.steps[request.step], request.round, inboxes)
+        toward = cast(Direction | None, request.toward)
+        outcomes = engine.play(self.steps[request.step], request.round, inboxes, toward)
         said = {n: _by_hearer(o.message) for n, o in outcomes.items() if o.message is not None}
         places, enclosed = letters.enclosed(said)
         lefts = {
@@ -256,6 +265,8 @@ class Worker:
                 outcome.absent,
                 node in engine.states.changed,
                 engine.states.is_blank(node),
+                channels_of(node) in engine.states.changed,
+                outcome.lost,
             )
             for node, outcome in outcomes.items()
         }
@@ -282,7 +293,7 @@ def _outcome(left: Left, messages: Sequence[Message]) -> Outcome:
     if left.message is not None:
         found = {hearer: messages[place] for hearer, place in left.message.items()}
         message = Addressed(found) if left.addressed else found[""]
-    return Outcome(message, left.numbers, left.spent, left.rejected, left.absent)
+    return Outcome(message, left.numbers, left.spent, left.rejected, left.absent, lost=left.lost)
 
 
 def _kinds(method: Method) -> list[type[Message]]:
