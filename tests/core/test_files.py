@@ -58,12 +58,28 @@ def test_until_it_is_complete_the_old_file_is_there(tmp_path: Path) -> None:
         draft = next(name for name in names(tmp_path) if name != "a")
     assert path.read_text() == "new"
     assert files.is_draft(draft)
-    assert str(os.getpid()) in draft  # two processes do not write into one draft
+
+
+def test_what_a_kill_left_is_replaced_by_the_next_writer(tmp_path: Path) -> None:
+    with files.replacing(tmp_path / "a") as file:
+        file.write(b"ne")
+        file.flush()
+        (draft,) = names(tmp_path)
+    (tmp_path / draft).write_bytes(b"left by a kill")
+    files.write_whole(tmp_path / "a", "new")
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == "new"
+
+
+def test_several_processes_do_not_write_into_one_draft(tmp_path: Path) -> None:
+    with files.replacing(tmp_path / "a", by_several=True):
+        (draft,) = names(tmp_path)
+    assert files.is_draft(draft) and str(os.getpid()) in draft
 
 
 def test_only_drafts_are_taken_for_drafts() -> None:
-    assert files.is_draft(".recipe.toml.123.draft")
-    assert not any(map(files.is_draft, ["recipe.toml", "recipe.toml.draft", ".hidden", ".a.draft"]))
+    assert files.is_draft(".recipe.toml.123.draft") and files.is_draft(".recipe.toml.draft")
+    assert not any(map(files.is_draft, ["recipe.toml", "recipe.toml.draft", ".hidden"]))
 
 
 def test_what_is_written_through_and_its_folder_are_on_the_disk(

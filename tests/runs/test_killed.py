@@ -138,7 +138,7 @@ def dying(function: Any, call: int) -> Any:
 PLACES = [
     (checkpoint, "write_through"), (checkpoint, "_publish"), (checkpoint, "_tidy"),
     (FolderLog, "write"), (FolderLog, "flush"), (folders, "write_whole"), (folders, "write_json"),
-    (session, "write_summary"), (folders, "_write_partition"),
+    (session, "write_summary"), (session, "write_whole"), (folders, "_write_partition"),
 ]  # fmt: skip
 
 

@@ -39,6 +39,15 @@ def recipe_from(path: Path, *overrides: str) -> Recipe:
     return recipe
 
 
+def test_a_graph_that_was_chosen_or_drawn_stands_in_the_folder(tmp_path):
+    recipe = write_recipe(tmp_path, run={"rounds": 1})
+    ring = runs.begin(recipe_from(recipe, "federation.topology=ring"), tmp_path / "ring")
+    edges = (ring / "graph.csv").read_text().splitlines()
+    assert edges == ["client,other", "east,north", "east,west", "north,west"]
+    star = runs.begin(recipe_from(recipe), tmp_path / "star")
+    assert not (star / "graph.csv").exists()
+
+
 def test_a_folder_is_readable_without_this_library(tmp_path):
     folder = runs.begin(
         recipe_from(images_recipe(tmp_path, FEDDM, pictures=True)), tmp_path / "run"

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_DRAFT = re.compile(r"\..+\.\d+\.draft")
-
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[BinaryIO]:
+def replacing(path: Path | str, *, by_several: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` once it is complete and on the disk.
 
-    Until then, and if anything fails, `path` is as it was. A kill leaves a draft beside it.
+    Until then, and if anything fails, `path` is as it was. A kill leaves a draft beside it, which
+    the next writer replaces. Where several processes may write it at once, say so: then each has
+    a draft of its own.
     """
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    writer = f".{os.getpid()}" if by_several else ""
+    draft = path.with_name(f".{path.name}{writer}.draft")
     try:
         with draft.open("wb") as file:
             yield file
@@ -32,15 +32,15 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: Path | str, data: bytes | str) -> None:
+def write_whole(path: Path | str, data: bytes | str, *, by_several: bool = False) -> None:
     """Write a file: afterwards it is there whole, or as it was before. Text is UTF-8."""
-    with replacing(path) as file:
+    with replacing(path, by_several=by_several) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def is_draft(name: str) -> bool:
     """Whether a file of this name is what a kill left of `replacing`."""
-    return _DRAFT.fullmatch(name) is not None
+    return name.startswith(".") and name.endswith(".draft")
 
 
 def write_through(path: Path | str, data: bytes) -> None:

@@ -56,6 +56,12 @@ class Graph:
                 matrix[place[member], place[other]] = 1.0
         return matrix
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether some clients hear each other, and not simply everyone everyone."""
+        everyone = isinstance(self.neighbours, _Everyone)
+        return not everyone and any(self.neighbours.values())
+
     def pairs(self) -> Iterator[tuple[NodeId, NodeId]]:
         """Every two clients that hear each other, once, in the order of names."""
         for member in self.members:

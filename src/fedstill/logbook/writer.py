@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.files import replacing, write_whole
 from fedstill.logbook.events import TABLES, Event, Note, Number, Traffic
 from fedstill.logbook.rows import Rows
 
@@ -131,8 +132,7 @@ def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
     with _refusing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        with _replacing(path) as file:
-            file.write(f"{text}\n".encode())
+        write_whole(path, f"{text}\n")
 
 
 def _cells(event: Event) -> tuple[str | int, ...]:
@@ -180,7 +180,7 @@ def _keep_until(path: Path, round: int) -> None:
     if not path.exists():
         return
     _drop_cut_line(path)
-    with path.open("rb") as old, _replacing(path) as new:
+    with path.open("rb") as old, replacing(path) as new:
         for number, line in enumerate(old, start=1):
             if number == 1 or _round_of(line, path, number) <= round:
                 new.write(line)
@@ -194,20 +194,6 @@ def _round_of(line: bytes, path: Path, number: int) -> int:
         raise RunFolderError(
             f"{path}, line {number}: expected the number of a round, found {first!r}"
         ) from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of another once it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

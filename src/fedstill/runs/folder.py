@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.files import is_draft, write_whole
 from fedstill.data import Collection, counts_table
+from fedstill.federation.topology import Graph
 from fedstill.logbook.environment import environment
 from fedstill.logbook.reader import DESCRIPTIONS
 from fedstill.logbook.writer import write_json
@@ -22,10 +24,7 @@ except ImportError:  # not on this system: two processes in one folder go unnoti
     fcntl = None  # type: ignore[assignment]
 
 FOLDER_VERSION = 1
-BEGINNING = {
-    *("environment.json", "partition.csv", ".environment.json.new"),
-    *(f"{name}.draft" for name in DESCRIPTIONS),
-}
+BEGINNING = {"environment.json", "partition.csv", "graph.csv"}  # written before the description
 
 
 def description_in(folder: Path) -> Path | None:
@@ -47,7 +46,7 @@ def check_free(folder: Path) -> None:
         )
     with writing(folder):
         present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    others = sorted(present - BEGINNING)
+    others = sorted(name for name in present - BEGINNING if not is_draft(name))
     if others:
         raise RunFolderError(
             f"{folder} holds other things ({', '.join(others[:3])}{', …' if others[3:] else ''}); "
@@ -74,25 +73,20 @@ def check_version(folder: Path) -> None:
         )
 
 
-def begin(folder: Path, name: str, description: str, data: Collection | None) -> None:
-    """A new run's folder: the environment, how data are split, and last what is run."""
+def begin(folder: Path, name: str, description: str, data: Collection | None, graph: Graph) -> None:
+    """A new run's folder: the environment, how data are split, who hears whom, what is run.
+
+    What is run is written last: a folder without it has not begun.
+    """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         facts = {"folder_version": FOLDER_VERSION, **environment()}
         write_json(folder / "environment.json", facts)
         if data is not None:
             _write_partition(data, folder / "partition.csv")
+        if graph.is_partial:
+            _write_graph(graph, folder / "graph.csv")
         write_whole(folder / name, description)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A text in the place of another once it is on the disk."""
-    draft = path.with_suffix(path.suffix + ".draft")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
 
 
 @contextmanager
@@ -141,6 +135,14 @@ def _lock(handle: int, folder: Path) -> None:
         raise RunFolderError(
             f"another process is writing to {folder}; wait until it has ended"
         ) from error
+
+
+def _write_graph(graph: Graph, path: Path) -> None:
+    """Every two clients that hear each other, a line each."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("client", "other"))
+        writer.writerows(graph.pairs())
 
 
 def _write_partition(collection: Collection, path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.files import write_whole
 from fedstill.core.method import Method, Place, memory_of
 from fedstill.core.node import SERVER, Cache
 from fedstill.core.ranges import Count
@@ -93,7 +94,7 @@ class Session:
         if folder is None:
             return self._play(None, None)
         data = self.experiment.population.data
-        folders.begin(folder, self.about.file, self.about.text, data)
+        folders.begin(folder, self.about.file, self.about.text, data, self.experiment.graph)
         with folders.alone(folder), self.engine.states.spilling_to(folder / ASLEEP):
             return self._play(folder, None)
 
@@ -115,7 +116,7 @@ class Session:
                 self._check_rounds(folder, saved)
             with folders.writing(folder):
                 if changed:
-                    folders.write_whole(folder / self.about.file, self.about.text)
+                    write_whole(folder / self.about.file, self.about.text)
                 if saved is None or saved.round < self.experiment.rounds:  # no longer finished
                     (folder / "summary.json").unlink(missing_ok=True)
             return self._play(folder, saved)

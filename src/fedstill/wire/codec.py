@@ -141,7 +141,7 @@ def describe(kind: type[Record], held: Sequence[type[Record]] = ()) -> dict[str,
 
 def save(record: Record, path: Path | str) -> None:
     """Write a record to a file: afterwards it is there whole, or as it was before."""
-    write_whole(path, encode(record))
+    write_whole(path, encode(record), by_several=True)
 
 
 def load(
