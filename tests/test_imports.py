@@ -31,7 +31,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
     # What an experiment is they may know, not how its rounds are played.
     "engines": (
-        {"channels", "core", "wire", "engines", "federation.experiment", "federation.population"},
+        {
+            *("channels", "core", "engines", "metrics", "wire"),
+            *("federation.experiment", "federation.population"),
+        },
         {"torch"},
     ),
     "federation": (

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedstill.core import Inbox, Message, Method, Node, Place, State, Step, Weights, at_clients
-from fedstill.federation import checkpoint
+from fedstill.engines import checkpoint
 from fedstill.methods import METHODS
 from fedstill.parts import distribution_matching
 from fedstill.recipe.toml import toml_text

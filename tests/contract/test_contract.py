@@ -26,14 +26,13 @@ from fedstill.core.records import Direction
 from fedstill.engines.loops import compiled
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
-from fedstill.federation import checkpoint
 from fedstill.federation.population import Party
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
-from fedstill.runs.session import state_kinds
 from fedstill.wire import codec
+from walls import behind_walls
 
 ROUNDS = 4
 
@@ -106,15 +105,12 @@ def check_resume(method: Method, rounds: int = ROUNDS, channels: Sequence[Channe
         first = worlds.engine_for(method, world, rounds=half, channels=channels)
 
         def save(round: int) -> None:
-            checkpoint.write(Path(folder), round, first.states, digest="d")
+            first.save(Path(folder), round, digest="d")
 
         run(first, MemoryLog(), save=save)
-        saved = checkpoint.read_latest(
-            Path(folder), state_kinds(method), digest="d", held=method.holds
-        )
+        second = worlds.engine_for(method, world, rounds=rounds, channels=channels)
+        saved = second.load(Path(folder), digest="d")
     assert saved is not None and saved.round == half
-    second = worlds.engine_for(method, world, rounds=rounds, channels=channels)
-    second.restore(saved.states)
     run(second, MemoryLog(), done=saved.round)
     assert_same(memories(straight), memories(second))
 
@@ -256,6 +252,25 @@ def check_empty_client(method: Method) -> None:
     assert scores(log)
 
 
+def check_walls(method: Method) -> None:
+    """Each client a site of its own, behind encoded bytes, with nobody else's data in reach.
+
+    What is logged and what travels is that of one process, evaluation included.
+    """
+    world = world_for(method)
+    _, log = worlds.played(method, world, 2, scores="own")
+    apart = MemoryLog()
+    with behind_walls(method, world, rounds=2) as engine:
+        run(engine, apart)
+    assert written(apart) == written(log)
+    assert bool(engine.scoring_bytes) == (method.scored is Place.SERVER)
+
+
+def written(log: MemoryLog) -> tuple[list[Any], ...]:
+    """All rows but the times."""
+    return [row for row in log.metrics if row.name != "seconds"], log.messages, log.notes
+
+
 CHECKS: dict[str, Callable[[Method], None]] = {
     "plan": check_plan,
     "engines agree": check_engines_agree,
@@ -266,6 +281,7 @@ CHECKS: dict[str, Callable[[Method], None]] = {
     "part-time": check_part_time,
     "empty client": check_empty_client,
     "wire": check_wire,
+    "walls": check_walls,
     "purity": check_purity,
     "privacy": check_privacy,
     "learning": check_learning,

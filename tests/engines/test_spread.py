@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
@@ -32,8 +31,7 @@ from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks import protocol as talk
-from fedstill.engines.ranks.spread import Spread, Worker, owners
-from fedstill.federation.evaluate import scores
+from fedstill.engines.ranks.spread import Leader, Site, owners
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.logbook.writer import MemoryLog
@@ -69,10 +67,10 @@ def assert_equal(one: Any, other: Any, tolerance: float = 0.0) -> None:
 @contextmanager
 def played(
     method: Any, world: Any, ranks: int = 2, kind: Any = InProcess, **options: Any
-) -> Iterator[tuple[Spread, MemoryLog]]:
+) -> Iterator[tuple[Leader, MemoryLog]]:
     """The engine and the logbook after two rounds over some ranks."""
     engines = [worlds.engine_for(method, world, kind, 2, **options) for _ in range(ranks)]
-    with spread(engines, partial(scores, engines[1].experiment, world)) as engine:
+    with spread(engines) as engine:
         log = MemoryLog()
         run(engine, log)
         yield engine, log
@@ -220,7 +218,7 @@ def test_a_failure_is_raised_when_all_have_answered(ranks: int) -> None:
             return super()._run(loop, node)
 
     engines = [worlds.engine_for(method, world, Fails, 2) for _ in range(ranks)]
-    with spread(engines, partial(scores, engines[1].experiment, world)) as engine:
+    with spread(engines) as engine:
         with pytest.raises(RankError, match=rf"rank {ranks - 1}: Local.learn failed on .*no more"):
             run(engine, MemoryLog())
         run(engine, MemoryLog(), done=1)  # nobody is left with an old answer
@@ -386,7 +384,7 @@ def test_memories_lie_in_the_run_folder_where_a_rank_sees_it(tmp_path: Path) -> 
     engine = worlds.engine_for(small(METHODS["local"]), worlds.vectors())
     for run_folder, seen in ((tmp_path / "elsewhere", None), (tmp_path, tmp_path)):
         lies_in = run_folder / "asleep" / "rank-1"
-        assert isinstance(Worker(engine).answer(talk.SpillTo(str(lies_in))), talk.Done)
+        assert isinstance(Site(engine).answer(talk.SpillTo(str(lies_in))), talk.Done)
         assert engine.states.folder == (seen and lies_in)
 
 
@@ -403,7 +401,7 @@ def _silent(method: Any, client: Node[Own], inbox: Inbox[Never]) -> None:
 
 def test_two_different_steps_of_one_name_are_refused() -> None:
     with pytest.raises(RankError, match="Twice has two different steps speak"):
-        Worker(worlds.engine_for(Twice(), worlds.vectors()))
+        Site(worlds.engine_for(Twice(), worlds.vectors()))
 
 
 def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedstill.core import SERVER, Data, Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.data.sites import Collection, Examples, Site
-from fedstill.federation.evaluate import evaluate, score
+from fedstill.engines.scoring import score
+from fedstill.federation.evaluate import evaluate
 from fedstill.federation.population import Party, Population
 from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise

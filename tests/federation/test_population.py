@@ -20,8 +20,8 @@ from fedstill.data.sites import LabelledSet, whole_site
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.scoring import EVERYONE
 from fedstill.federation import population as populations
-from fedstill.federation.evaluate import EVERYONE
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party, Population
 from fedstill.federation.run import run

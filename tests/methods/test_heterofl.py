@@ -15,7 +15,6 @@ from fedstill.core.errors import BadMessage, BadValue
 from fedstill.core.node import SERVER
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
-from fedstill.federation import checkpoint
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Scripted
 from fedstill.logbook.rows import Rows
@@ -27,7 +26,6 @@ from fedstill.methods.fedrolex import FedRolex
 from fedstill.methods.heterofl import HeteroFL, Own, Trained
 from fedstill.models import MLP, AlexNet, PreResNet18
 from fedstill.parts.statistics import measured
-from fedstill.runs.session import state_kinds
 from worlds import World, engine_for, experiment, pictures, played, vectors
 
 RULES = [HeteroFL, FedDropout, FedRolex]
@@ -262,13 +260,12 @@ def test_a_run_with_kept_parts_goes_on_from_a_checkpoint(tmp_path: Path) -> None
     first = engine_for(method, world, rounds=2)
 
     def save(round: int) -> None:
-        checkpoint.write(tmp_path, round, first.states, digest="d")
+        first.save(tmp_path, round, digest="d")
 
     run(first, MemoryLog(), save=save)
-    saved = checkpoint.read_latest(tmp_path, state_kinds(method), digest="d")
-    assert saved is not None and isinstance(saved.states["c1"], Own)
     second, again = engine_for(method, world, rounds=3), MemoryLog()
-    second.restore(saved.states)
+    saved = second.load(tmp_path, digest="d")
+    assert saved is not None and isinstance(saved.states["c1"], Own)
     run(second, again, done=2)
     assert all(torch.equal(t, weights_of(straight)[n]) for n, t in weights_of(second).items())
     assert len([r for r in again.metrics if r.name == "accuracy"]) == 4 + 4

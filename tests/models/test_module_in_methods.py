@@ -18,13 +18,11 @@ from fedstill.core.method import Method
 from fedstill.engines.loops import compiled
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.streams import Streams
-from fedstill.federation import checkpoint
 from fedstill.federation.population import Party
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.models import ConvNet, Module
-from fedstill.runs.session import state_kinds
 from models.own_nets import BatchNet, GroupNet, Twin, VectorNet
 
 NETS: dict[str, Callable[[], nn.Module]] = {"group": GroupNet, "batch": BatchNet}
@@ -100,11 +98,9 @@ def test_dropout_of_a_resumed_run_is_that_of_a_straight_one_bit_for_bit() -> Non
     straight, _ = worlds.played(method, world, rounds=4)
     with TemporaryDirectory() as folder:
         first, _ = worlds.played(method, world, rounds=2)
-        checkpoint.write(Path(folder), 2, first.states, digest="d")
-        saved = checkpoint.read_latest(Path(folder), state_kinds(method), digest="d")
-    assert saved is not None
-    second = worlds.engine_for(method, world, rounds=4)
-    second.restore(saved.states)
+        first.save(Path(folder), 2, digest="d")
+        second = worlds.engine_for(method, world, rounds=4)
+        assert second.load(Path(folder), digest="d") is not None
     run(second, MemoryLog(), done=2)
     for name, tensor in weights_of(straight).items():
         assert torch.equal(tensor, weights_of(second)[name]), name

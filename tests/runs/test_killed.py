@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.federation import checkpoint
+from fedstill.engines import checkpoint
 from fedstill.logbook.writer import FolderLog
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe

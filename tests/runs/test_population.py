@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RecipeError
-from fedstill.federation import checkpoint
+from fedstill.engines import checkpoint
 from fedstill.logbook.reader import read_run
 from fedstill.recipe.check import checked
 from fedstill.recipe.tables import Recipe

@@ -130,7 +130,7 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         "steps": steps,
         "messages": [{"step": step["name"], **step["sends"]} for step in steps if step["sends"]],
         "memories": {
-            place: _memory(engine.states.get(node), method)
+            place: _memory(engine.memory(node), method)
             for place, node in (("server", SERVER), ("client", stage.names[0]))
         },
         "floats_per_round": _floats_per_round(log.messages),

@@ -3,7 +3,7 @@
 from fedstill.core import algebra, seeds, trees
 from fedstill.core.data import Batch, Batches, Data, Lazy, Pool
 from fedstill.core.loop import Loop, minimize
-from fedstill.core.method import Method, Place, Step, at_clients, at_server
+from fedstill.core.method import Method, Place, Scored, Step, at_clients, at_server
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.optim import SGD, Adam, Schedule, scheduled
@@ -32,6 +32,7 @@ __all__ = [
     "Positional",
     "Record",
     "Schedule",
+    "Scored",
     "State",
     "Step",
     "Weights",

@@ -17,12 +17,18 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.node import Addressed, Inbox, Node
-from fedstill.core.records import Message, NodeId, Pictured, Record, State
+from fedstill.core.records import Message, NodeId, Pictured, Record, State, Weights
 
 R = TypeVar("R", bound=Record)
 
 Result = Message | Addressed[Any] | None
 Acting = Callable[[Any, Node[Any], Inbox[Any]], Result | Coroutine[Any, Any, Result]]
+
+
+class Scored(State):
+    """What a model is scored by: its weights."""
+
+    weights: Weights
 
 
 class Place(Enum):
@@ -222,8 +228,26 @@ class Method:
         """What a client remembers the first time it acts."""
         return None
 
+    def scored_state(self, server: Node[Any]) -> Scored | None:
+        """What `predict` needs of the server's memory: all that goes to those who hold tests.
+
+        By default its weights alone. A method whose `predict` needs more returns a subclass of
+        `Scored` with further fields, and hints that very class.
+        """
+        return None if server.state is None else Scored(server.state.weights)
+
+    @property
+    def scored_kind(self) -> type[Scored]:
+        """The kind of record that `scored_state` returns, as its hint says."""
+        hint = _hints_of(type(self).scored_state).get("return")
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        return next((o for o in options if isinstance(o, type) and issubclass(o, Scored)), Scored)
+
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
-        """[example, class], logits of the model that a node holds, each by its example alone."""
+        """[example, class], logits of the model that a node holds, each by its example alone.
+
+        A client's node has its whole memory; the server's has what `scored_state` returns.
+        """
         return node.model(node.state.weights, x)
 
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:

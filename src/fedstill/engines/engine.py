@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,12 +15,10 @@ from fedstill.core import algebra, trees
 from fedstill.core.method import Method, Step
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
-from fedstill.engines.memories import Memories
+from fedstill.engines.checkpoint import Saved
+from fedstill.engines.scoring import Scores
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
-
-Scores = Mapping[str, Mapping[str, float]]  # by whose test set it is, metrics by name
-Question = Callable[[Node[Any]], Scores]
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,29 @@ class Engine(Protocol):
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox; `toward` is where its messages travel."""
 
-    def node(self, id: NodeId, round: int, step: str) -> Node[Any]: ...
+    def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
+        """The scored models one after the other, each with its metrics by test set."""
 
-    def look(
-        self, ids: Sequence[NodeId], round: int, step: str, question: Question
-    ) -> Iterator[tuple[NodeId, Scores]]: ...
+    def save(
+        self, folder: Path, round: int, *, digest: str, keep: int, extra: Mapping[str, Any]
+    ) -> None:
+        """Make what all nodes remember after a round durable: a checkpoint in the folder.
 
-    @property
-    def states(self) -> Memories: ...
+        Checkpoints beyond the last `keep` are deleted. Whose memory lies where is the engine's
+        own affair; the checkpoint lists everybody.
+        """
 
-    def restore(self, states: Mapping[NodeId, State | None]) -> None: ...
+    def load(self, folder: Path, *, digest: str | None) -> Saved | None:
+        """Go on from the newest checkpoint that is whole; None where there is none."""
+
+    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        """The server, or a client that this engine plays itself, as a step sees it."""
+
+    def memory(self, node: NodeId) -> State | None:
+        """What a node remembers, where this engine may know it; None where it may not."""
+
+    def spilling_to(self, folder: Path) -> AbstractContextManager[None]:
+        """For a while, put memories beyond a limit into files of this folder."""
 
 
 Absences = Callable[[Method, str, int, NodeId], str | None]

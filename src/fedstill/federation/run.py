@@ -104,8 +104,7 @@ class _Player:
                 return
             inboxes = {actor: mail.get(actor, Inbox()) for actor in actors}
             outcomes = self.engine.play(step, round, inboxes, toward(step, following))
-            while self.engine.notes:
-                self.logbook.write(Note(round, "engine", "", self.engine.notes.pop(0)))
+            self._tell_notes(round)
             self._write(round, step, outcomes)
             present = [node for node in present if not _absent(outcomes, node)]
             if _absent(outcomes, SERVER):
@@ -115,12 +114,18 @@ class _Player:
     def scored(self, round: int, metric: str) -> float | None:
         """Evaluate, write the scores down, and return the mean of one metric."""
         found = list(evaluate(self.engine, round))
+        self._tell_notes(round)
         for number in found:
             self.logbook.write(number)
         self._tell_undefined(round, found)
         scores = [n for n in found if n.name == metric and not math.isnan(n.value)]
         values = [n.value for n in scores if n.node == SERVER] or [n.value for n in scores]
         return sum(values) / len(values) if values else None
+
+    def _tell_notes(self, round: int) -> None:
+        """Write down what the engine had to do otherwise than asked."""
+        while self.engine.notes:
+            self.logbook.write(Note(round, "engine", "", self.engine.notes.pop(0)))
 
     def _tell_undefined(self, round: int, scores: Sequence[Number]) -> None:
         """A note on each metric that has no value somewhere, the first time."""

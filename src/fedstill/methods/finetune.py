@@ -49,7 +49,7 @@ from fedstill.core import (
 )
 from fedstill.core.data import Plan
 from fedstill.core.loop import Descent
-from fedstill.core.method import memory_of
+from fedstill.core.method import Scored, memory_of
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
 from fedstill.methods.fedavg import FedAvg
@@ -331,6 +331,13 @@ class FineTuner(Method):
         return SGD(self.distil_lr, self.distil_momentum, self.distil_decay)
 
     # What the base says.
+
+    def scored_state(self, server: Node[Any]) -> Scored | None:
+        return self.base.scored_state(server.remembering(server.state.base))
+
+    @property
+    def scored_kind(self) -> type[Scored]:
+        return self.base.scored_kind
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         if isinstance(node.state, Tuned):

@@ -82,7 +82,7 @@ def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
     drawn, classes = [], data.class_names
     for site in data.sites[:MOST_GALLERIES]:
         sets = [gallery.seen[site.name]] if site.name in gallery.seen else []
-        if site.name in engine.states:  # it has acted
+        if engine.memory(site.name) is not None:
             sets += held_sets(engine, site.name)
         if sets:
             path = target / f"synthetic-{safe(site.name)}.png"

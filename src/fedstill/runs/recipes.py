@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from fedstill.core.errors import RecipeError, RunFolderError
+from fedstill.engines import checkpoint
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
-from fedstill.engines.ranks.spread import Worker
-from fedstill.federation import checkpoint
+from fedstill.engines.ranks.spread import Site
 from fedstill.federation.cache import FolderCache
-from fedstill.federation.evaluate import scores
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Watch
 from fedstill.methods.virtual import Virtual
@@ -83,13 +81,13 @@ def session(
 
 
 @contextmanager
-def worker(recipe: Recipe, line: Transport) -> Iterator[Worker]:
+def worker(recipe: Recipe, line: Transport) -> Iterator[Site]:
     """What plays the run of a recipe for the leader of several ranks."""
     with prepared(recipe, line) as ready:
         experiment = ready.experiment
         engine = engine_of(experiment, ready.execution, cache=ready.cache)
         own = digest(decisive(recipe), experiment.population)
-        yield Worker(engine, partial(scores, experiment, engine.population), standing(own))
+        yield Site(engine, standing(own))
 
 
 def begin(

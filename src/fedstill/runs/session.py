@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,17 +10,14 @@ from typing import Any
 
 from fedstill.core.errors import RunFolderError
 from fedstill.core.files import write_whole
-from fedstill.core.method import Method, Place, memory_of
-from fedstill.core.node import SERVER, Cache
+from fedstill.core.node import Cache
 from fedstill.core.ranges import Count
-from fedstill.core.records import NodeId, State
+from fedstill.engines import checkpoint
 from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution, engine_of
-from fedstill.engines.outbox import kind_of, owner
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
-from fedstill.engines.ranks.spread import Spread
-from fedstill.federation import checkpoint
+from fedstill.engines.ranks.spread import Leader
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Progress, Save, Watch, run
 from fedstill.logbook.environment import environment
@@ -82,9 +79,8 @@ class Session:
         self.digest = "" if folder is None else digest(about.decisive, experiment.population)
         self.notes = [*experiment.population.notes, *execution.notes(experiment.networks), *notes]
         self.engine_note = f"{self.engine.name}, {execution.why_engine()}"
-        self._base: Path | None = None  # the last checkpoint
         self._said = 0  # bytes
-        if isinstance(self.engine, Spread):
+        if isinstance(self.engine, Leader):
             self.engine_note += f", over {self.engine.transport.size} ranks"
             self.engine.check_ready(standing(digest(about.decisive, experiment.population)))
 
@@ -95,7 +91,7 @@ class Session:
             return self._play(None, None)
         data = self.experiment.population.data
         folders.begin(folder, self.about.file, self.about.text, data, self.experiment.graph)
-        with folders.alone(folder), self.engine.states.spilling_to(folder / ASLEEP):
+        with folders.alone(folder), self.engine.spilling_to(folder / ASLEEP):
             return self._play(folder, None)
 
     def resume(self, *, changed: bool) -> Rows:
@@ -106,12 +102,8 @@ class Session:
         folder = self.folder
         if folder is None:
             raise RunFolderError("a run goes on from its folder; give the one it was begun in")
-        with self.engine.states.spilling_to(folder / ASLEEP):
-            saved = checkpoint.read_latest(
-                folder / "checkpoints", state_kinds(self.experiment.method), digest=self.digest,
-                into=self.engine.states, device=self.device,
-                held=self.experiment.method.holds,
-            )  # fmt: skip
+        with self.engine.spilling_to(folder / ASLEEP):
+            saved = self.engine.load(folder / "checkpoints", digest=self.digest)
             if saved is not None:
                 self._check_rounds(folder, saved)
             with folders.writing(folder):
@@ -137,8 +129,7 @@ class Session:
     def _play(self, folder: Path | None, saved: checkpoint.Saved | None) -> Rows:
         done = None if saved is None else saved.round
         if saved is not None:
-            self._base, self._said = saved.path, int(saved.extra.get("said", 0))
-        self.engine.states.changed.clear()
+            self._said = int(saved.extra.get("said", 0))
         if folder is None:
             log = MemoryLog()
             self._run(log, done, self._first_notes(saved), lambda round: None)
@@ -150,7 +141,7 @@ class Session:
                 self._run(kept, done, self._first_notes(saved), save)
             rows = read_run(folder, unfinished=True)
             self._finish(folder, rows)
-        if isinstance(self.engine, Spread):
+        if isinstance(self.engine, Leader):
             self.engine.over()
         return rows
 
@@ -176,12 +167,10 @@ class Session:
                 pictures.draw_sets(engine, folder / "pictures", self.gallery)
         if ended or round % self.keeping.checkpoint_every == 0:
             log.flush()
-            self._base = checkpoint.write(
-                folder / "checkpoints", round, engine.states, digest=self.digest,
+            engine.save(
+                folder / "checkpoints", round, digest=self.digest,
                 keep=self.keeping.keep_checkpoints, extra={"said": self._said, "ended": ended},
-                base=self._base, changed=engine.states.changed,
             )  # fmt: skip
-            engine.states.changed.clear()
 
     def _first_notes(self, saved: checkpoint.Saved | None) -> list[Note]:
         """What a reader must know of a run's beginning, or of where it goes on."""
@@ -218,7 +207,7 @@ class Session:
 def spread(own: InProcess, transport: Transport | None) -> Engine:
     """The engine over all ranks where this one leads, else the rank's own."""
     leads = transport is not None and transport.rank == LEADER
-    return Spread(own, transport) if leads and transport else own
+    return Leader(own, transport) if leads and transport else own
 
 
 def standing(digest: str) -> Ready:
@@ -235,9 +224,3 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
             f"{folder} cannot go on with other values: {'; '.join(changed)}. Only rounds, names, "
             "devices and what is written may change; run the new recipe in a new folder"
         )
-
-
-def state_kinds(method: Method) -> Callable[[NodeId], type[State] | None]:
-    """Which memory a node has, as the hints of the method's steps say."""
-    server, client = (memory_of(method, place) for place in (Place.SERVER, Place.CLIENTS))
-    return lambda node: kind_of(node, server if owner(node) == SERVER else client)

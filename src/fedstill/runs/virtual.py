@@ -8,7 +8,7 @@ from fedstill.core.data import Data
 from fedstill.core.records import NodeId
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.protocol import LEADER, Transport
-from fedstill.engines.ranks.spread import Spread, Worker, serve
+from fedstill.engines.ranks.spread import Leader, Site, serve
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run
@@ -51,10 +51,11 @@ def virtual_sets(
     own = engine_of(warm_up, replace(execution, memory_limit=None), cache=cache)
     engine = spread(own, transport)
     if transport is not None and transport.rank != LEADER:
-        serve(Worker(own), transport)
+        serve(Site(own), transport)
     else:
         run(engine, MemoryLog())
-    made = {node: state for node, state in engine.states.items() if isinstance(state, Own)}
-    if isinstance(engine, Spread):
+    each = {node: engine.memory(node) for node in experiment.population.clients}
+    made = {node: state for node, state in each.items() if isinstance(state, Own)}
+    if isinstance(engine, Leader):
         engine.over()
     return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}

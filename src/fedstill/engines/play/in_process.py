@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,14 +14,16 @@ from torch import Tensor
 from fedstill.core import algebra
 from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
-from fedstill.core.method import Step
+from fedstill.core.method import Place, Step, memory_of
 from fedstill.core.node import SERVER, Cache, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
-from fedstill.engines.engine import Absences, Outcome, Question, Scores
+from fedstill.engines import checkpoint, scoring
+from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler, Steps
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder
 from fedstill.engines.memories import Memories
-from fedstill.engines.outbox import Outbox
+from fedstill.engines.outbox import Outbox, kind_of, owner
+from fedstill.engines.scoring import Scores
 from fedstill.federation.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -51,11 +55,55 @@ class InProcess:
             graphs = CudaGraphs(self.device)
             self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
         self.states = Memories(execution.memory_limit, self.device)
+        self.far_kind: type[State] | None = None  # of clients' memories that lie elsewhere
+        self._saved: Path | None = None  # the last checkpoint
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Go on from these memories."""
         self.states.clear()
         self.states.update(states)
+
+    def save(
+        self,
+        folder: Path,
+        round: int,
+        *,
+        digest: str,
+        keep: int = 2,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A checkpoint of all memories; those that have not changed share the files of the last."""
+        self._saved = checkpoint.write(
+            folder, round, self.states, digest=digest, keep=keep, extra=extra,
+            base=self._saved, changed=self.states.changed,
+        )  # fmt: skip
+        self.states.changed.clear()
+
+    def load(self, folder: Path, *, digest: str | None) -> checkpoint.Saved | None:
+        """Go on from the newest checkpoint that is whole; None where there is none."""
+        saved = checkpoint.read_latest(
+            folder, self.kind_of, digest=digest, into=self.states, device=self.device,
+            held=self.experiment.method.holds,
+        )  # fmt: skip
+        self._saved = None if saved is None else saved.path
+        self.states.changed.clear()
+        return saved
+
+    def kind_of(self, node: NodeId) -> type[State] | None:
+        """Which memory a node has here, as the hints of the method's steps say."""
+        at_server = owner(node) == SERVER
+        if self.far_kind is not None and not at_server:
+            return self.far_kind
+        place = Place.SERVER if at_server else Place.CLIENTS
+        return kind_of(node, memory_of(self.experiment.method, place))
+
+    def memory(self, node: NodeId) -> State | None:
+        """What a node remembers; None where it remembers nothing or has not acted."""
+        return self.states.get(node)
+
+    def spilling_to(self, folder: Path) -> AbstractContextManager[None]:
+        """For a while, put memories beyond the limit into files of this folder."""
+        return self.states.spilling_to(folder)
 
     def play(
         self,
@@ -118,12 +166,31 @@ class InProcess:
         node.state = self.states[id]
         return node
 
-    def look(
-        self, ids: Sequence[NodeId], round: int, step: str, question: Question
-    ) -> Iterator[tuple[NodeId, Scores]]:
-        """Node after node what a question finds in it; nothing is changed."""
-        for id in ids:
-            yield id, question(self.node(id, round, step))
+    def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
+        """Model after model its metrics by test set; nothing is changed."""
+        experiment = self.experiment
+        scored = scoring.holders(experiment.method, self.states, self.population.clients)
+        for holder in scored:
+            yield holder, self.scores_of(holder, round)
+
+    def scores_of(self, holder: NodeId, round: int) -> Scores:
+        """The metrics of one model on all test sets that it is scored on."""
+        tests = dict(scoring.tests_for(self.experiment, self.population, holder))
+        node = self.node(holder, round, scoring.EVALUATION)
+        if holder == SERVER:
+            node.state = self.experiment.method.scored_state(node)
+        return scoring.scores(self.experiment, node, tests)
+
+    def own_scores(self, client: NodeId, round: int) -> Scores:
+        """The metrics of a client's model on its own tests."""
+        node = self.node(client, round, scoring.EVALUATION)
+        return scoring.scores(self.experiment, node, {client: self.population.party(client).test})
+
+    def scores_at(self, client: NodeId, state: State | None, round: int) -> Scores:
+        """The metrics of the server's model, of which this is known, on one client's tests."""
+        node = self._bare(SERVER, round, scoring.EVALUATION)
+        node.state = state
+        return scoring.scores(self.experiment, node, {client: self.population.party(client).test})
 
     def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
         party = self.population.party(id)

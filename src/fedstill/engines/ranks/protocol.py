@@ -7,16 +7,20 @@ the bytes of the wire.
 
 from __future__ import annotations
 
+import struct
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedstill.channels.coded import Layer, unwrapped, wrapped
-from fedstill.core.errors import FedstillError, RankError
+from fedstill.core.errors import FedstillError, RankError, WireError
 from fedstill.core.records import Message, NodeId, Record, State
 from fedstill.wire import codec
 
@@ -29,16 +33,27 @@ class Disconnected(RankError):
     """The process at the other end has ended."""
 
 
+class Late(RankError):
+    """Nothing has come in the time that was given."""
+
+
 class Transport(Protocol):
-    """Joins the ranks of a job; `seat` is a rank's number among those of its machine."""
+    """Joins ranks; `local_rank` is a rank's number among those of its machine.
+
+    The ranks of one job share their data and trust each other, and when one fails, all end. Others
+    are sites behind walls: each has its own data alone, and what it sends is read with the limits
+    for strangers; who is late or fails is absent.
+    """
 
     rank: int
     size: int
     local_rank: int
+    one_job: bool
 
     def send(self, rank: int, data: bytes) -> None: ...
 
-    def receive(self, rank: int) -> bytes | memoryview: ...
+    def receive(self, rank: int, seconds: float | None = None) -> bytes | memoryview:
+        """What a rank sent next; raises Late when nothing has come in so many seconds."""
 
 
 class Letter(Record):
@@ -74,6 +89,12 @@ class Over(Record):
     """The run, or the whole job, has ended. Not answered."""
 
 
+class Undo(Record):
+    """The answer to a question has not arrived: what was done for it is undone. Not answered."""
+
+    question: int
+
+
 class Ready(Record):
     """Is the run built, of the same data by the same code?"""
 
@@ -91,12 +112,14 @@ class Play(Record):
     toward: str | None  # where messages travel
 
 
-class Look(Record):
-    """Score nodes that are yours."""
+class Score(Record):
+    """Score models of nodes that are yours, and the server's on their tests."""
 
-    step: str
     round: int
-    nodes: tuple[str, ...]
+    holders: tuple[str, ...]  # whose own models
+    crosswise: bool  # on the tests of all that they are scored on; else on their own
+    server: Tensor | None  # what the server's model is scored by
+    targets: tuple[str, ...]  # on whose tests it is
 
 
 class Recall(Record):
@@ -122,6 +145,26 @@ class SpillTo(Record):
     """Memories beyond the limit lie in this folder."""
 
     folder: str
+
+
+class Keep(Record):
+    """Keep what a node remembers now, and what it remembered the last so many times."""
+
+    node: str
+    times: int
+
+
+class Restore(Record):
+    """A node remembers again what you kept under this mark."""
+
+    node: str
+    mark: str
+
+
+class AtSite(State):
+    """What a client remembers lies at its site, under a mark: the SHA-256 of its bytes."""
+
+    mark: str
 
 
 class Done(Record):
@@ -154,20 +197,49 @@ class Memory(Record):
 
 
 KINDS: tuple[type[Record], ...] = (
-    Begin, Over, Ready, Play, Look, Recall, Remember, Drop, SpillTo,
-    Done, Failed, Played, Seen, Memory,
+    Begin, Over, Undo, Ready, Play, Score, Recall, Remember, Drop, SpillTo,
+    Keep, Restore, Done, Failed, Played, Seen, Memory, AtSite,
 )  # fmt: skip
 
 
-def say(transport: Transport, rank: int, record: Record) -> None:
-    """Send a record, with its kind before it."""
-    transport.send(rank, bytes([KINDS.index(type(record))]) + codec.encode(record))
+_NUMBERS = count(1)  # of questions: an answer that comes late is not taken for another's
+_HEAD = struct.Struct("<BQ")  # the kind of a record and the number of its question
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why a site gave no answer that can be used, and the number of the question."""
+
+    reason: str
+    number: int
+
+
+def limits_of(transport: Transport) -> codec.Limits:
+    """How much is read: all that one's own job says, of strangers what is safe."""
+    return codec.OWN if transport.one_job else codec.STRANGERS
+
+
+def say(transport: Transport, rank: int, record: Record, number: int = 0) -> None:
+    """Send a record, with its kind and the number of its question before it."""
+    head = _HEAD.pack(KINDS.index(type(record)), number)
+    transport.send(rank, head + codec.encode(record))
 
 
 def hear(transport: Transport, rank: int) -> Record:
     """The next record from a rank."""
-    data = memoryview(transport.receive(rank))
-    return codec.decode(data[1:], KINDS[data[0]], limits=codec.OWN)
+    return numbered(transport, rank)[1]
+
+
+def numbered(transport: Transport, rank: int, seconds: float | None = None) -> tuple[int, Record]:
+    """The next record from a rank, with the number of the question that it is or answers."""
+    data = memoryview(transport.receive(rank, seconds))
+    if len(data) < _HEAD.size:
+        raise WireError(f"{len(data)} bytes came, expected {_HEAD.size} and a record")
+    place, number = _HEAD.unpack(data[: _HEAD.size])
+    if place >= len(KINDS):
+        raise WireError(f"a record of kind {place} came, there are {len(KINDS)}")
+    record = codec.decode(data[_HEAD.size :], KINDS[place], limits=limits_of(transport))
+    return number, record
 
 
 def say_to_all(transport: Transport, record: Record) -> None:
@@ -177,31 +249,67 @@ def say_to_all(transport: Transport, record: Record) -> None:
 
 
 def ask(
-    transport: Transport, questions: Mapping[int, Record], meanwhile: Callable[[], T]
-) -> tuple[T, dict[int, Record]]:
-    """Ask some ranks, do one's own work while they do theirs, and take all answers.
+    transport: Transport,
+    questions: Mapping[int, Record],
+    meanwhile: Callable[[], T],
+    seconds: float | None = None,
+) -> tuple[T, dict[int, Record | Absent]]:
+    """Ask some ranks, do one's own work while they do theirs, and take an answer of each.
 
-    They are taken whatever failed, so that the next question gets its own answer.
+    That is what was asked for, `Failed`, or `Absent`. They are taken whatever failed, so that the
+    next question gets its own answer. All have so many seconds together.
     """
+    number = next(_NUMBERS)
+    until = None if seconds is None else time.monotonic() + seconds
+    answers: dict[int, Record | Absent] = {}
     for rank, question in questions.items():
-        say(transport, rank, question)
+        try:
+            say(transport, rank, question, number)
+        except Disconnected as error:
+            if transport.one_job:
+                raise
+            answers[rank] = Absent(str(error), number)
+    asked = [rank for rank in questions if rank not in answers]
     try:
         own = meanwhile()
     except Exception:
         with suppress(Disconnected):
-            for rank in questions:
-                hear(transport, rank)
+            for rank in asked:
+                _answer(transport, rank, number, until)
         raise
-    answers = {rank: hear(transport, rank) for rank in questions}
+    answers |= {rank: _answer(transport, rank, number, until) for rank in asked}
+    return own, {rank: answers[rank] for rank in questions}
+
+
+def _answer(transport: Transport, rank: int, number: int, until: float | None) -> Record | Absent:
+    """A rank's answer to a question; answers to earlier ones, which come late, are left aside."""
+    while True:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        try:
+            answered, record = numbered(transport, rank, left)
+        except (Late, Disconnected, WireError) as error:
+            if transport.one_job:
+                raise
+            return Absent(str(error), number)
+        if answered == number:
+            return record
+
+
+def all_answered(answers: Mapping[int, Record | Absent]) -> dict[int, Record]:
+    """The answers, where every rank gave what was asked for; else the first failure is raised."""
+    found: dict[int, Record] = {}
     for rank, answer in answers.items():
         if isinstance(answer, Failed):
             raise RankError(f"rank {rank}: {answer.text}")
-    return own, answers
+        if isinstance(answer, Absent):
+            raise RankError(f"rank {rank}: {answer.reason}")
+        found[rank] = answer
+    return found
 
 
 def ask_one(transport: Transport, rank: int, question: Record) -> Record:
     """The answer of one rank."""
-    return ask(transport, {rank: question}, lambda: None)[1][rank]
+    return all_answered(ask(transport, {rank: question}, lambda: None)[1])[rank]
 
 
 def failed(error: Exception) -> Failed:
@@ -212,15 +320,23 @@ def failed(error: Exception) -> Failed:
 
 def excuse(transport: Transport, error: Exception) -> None:
     """Answer every question with what went wrong, until the run is over."""
-    while not isinstance(hear(transport, LEADER), Over):
-        say(transport, LEADER, failed(error))
+    while True:
+        number, request = numbered(transport, LEADER)
+        if isinstance(request, Over):
+            return
+        say(transport, LEADER, failed(error), number)
 
 
 class Letters:
     """Messages as bytes; one that several hear is written once."""
 
-    def __init__(self, kinds: list[type[Message]], held: Sequence[type[Record]] = ()):
-        self.kinds, self.held = kinds, held
+    def __init__(
+        self,
+        kinds: list[type[Message]],
+        held: Sequence[type[Record]] = (),
+        limits: codec.Limits = codec.OWN,
+    ):
+        self.kinds, self.held, self.limits = kinds, held, limits
         self._written: dict[int, Letter] = {}
 
     def enclosed(
@@ -243,8 +359,14 @@ class Letters:
         return [self._opened(one, device) for one in letters]
 
     def _opened(self, letter: Letter, device: torch.device) -> Message:
-        message = decoded(letter.data, self.kinds[letter.kind], device, self.held)
-        return wrapped(message, tuple(decoded(data, Layer, device) for data in letter.layers))
+        if not 0 <= letter.kind < len(self.kinds):
+            raise WireError(
+                f"a letter of kind {letter.kind} came, the method has {len(self.kinds)}"
+            )
+        kind = self.kinds[letter.kind]
+        message = decoded(letter.data, kind, device, self.held, self.limits)
+        layers = (decoded(data, Layer, device, (), self.limits) for data in letter.layers)
+        return wrapped(message, tuple(layers))
 
     def _letter(self, message: Message) -> Letter:
         if id(message) not in self._written:
@@ -268,25 +390,37 @@ def packed(state: State | None) -> Tensor | None:
     return None if state is None else as_tensor(codec.encode(state))
 
 
+def at_place(messages: Sequence[Message], place: int) -> Message:
+    """The message at a place in a list of letters."""
+    if not 0 <= place < len(messages):
+        raise WireError(f"letter {place} is named, but {len(messages)} came")
+    return messages[place]
+
+
 def unpacked(
     data: Tensor | None,
     kind: type[State] | None,
     device: torch.device | str,
     held: Sequence[type[Record]] = (),
+    limits: codec.Limits = codec.OWN,
 ) -> State | None:
     """The memory that `packed` wrote."""
     if data is None:
         return None
     if kind is None:
         raise RankError("a node remembers something, but no step hints its memory")
-    return decoded(data, kind, device, held)
+    return decoded(data, kind, device, held, limits)
 
 
 def decoded(
-    data: Tensor, kind: type[R], device: torch.device | str, held: Sequence[type[Record]] = ()
+    data: Tensor,
+    kind: type[R],
+    device: torch.device | str,
+    held: Sequence[type[Record]] = (),
+    limits: codec.Limits = codec.OWN,
 ) -> R:
     """A record that another rank wrote."""
-    return codec.decode(as_bytes(data), kind, limits=codec.OWN, device=device, held=held)
+    return codec.decode(as_bytes(data), kind, limits=limits, device=device, held=held)
 
 
 def as_tensor(data: bytes) -> Tensor:
@@ -296,4 +430,6 @@ def as_tensor(data: bytes) -> Tensor:
 
 def as_bytes(data: Tensor) -> memoryview:
     """The bytes of such a tensor, where they are."""
+    if data.dtype is not torch.uint8 or data.dim() != 1:
+        raise WireError(f"bytes came as {data.dtype} of shape {list(data.shape)}")
     return data.numpy().data

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from fedstill.core import files
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.records import State, Weights
-from fedstill.federation import checkpoint
-from fedstill.federation.checkpoint import DamagedCheckpoint, latest, read, read_latest, write
+from fedstill.engines import checkpoint
+from fedstill.engines.checkpoint import DamagedCheckpoint, latest, read, read_latest, write
 
 
 class Memory(State):

@@ -1,0 +1,85 @@
+"""Sites behind walls: each party has its own data alone, and speaks in encoded bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+
+import worlds
+from engines.fake_line import Threads, transports
+from fedstill.core import Data, Model, NodeId
+from fedstill.core.method import Method
+from fedstill.core.node import SERVER
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.spread import Leader, Site, serve
+from fedstill.federation.population import Party, Population
+
+
+class Seen(Population):
+    """A population as one party sees it: names and networks of all, data of its own."""
+
+    def __init__(self, world: worlds.World, own: NodeId):
+        self.world, self.own = world, own
+
+    @property
+    def clients(self) -> Sequence[NodeId]:
+        return self.world.clients
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        return self.world.models
+
+    @property
+    def public(self) -> Data:  # type: ignore[override]
+        return self.world.public
+
+    @property
+    def common_test(self) -> Data | None:  # type: ignore[override]
+        raise PermissionError(f"{self.own} asks for the tests of all")
+
+    def on(self, device: torch.device | str) -> Seen:
+        return self
+
+    def party(self, node: NodeId) -> Party:
+        if node not in (self.own, SERVER):
+            raise PermissionError(f"{self.own} asks for the data of {node}")
+        return self.world.party(node)
+
+
+def engines(method: Method, world: worlds.World, **options: Any) -> list[InProcess]:
+    """The server's engine, and one for each client."""
+    return [
+        worlds.engine_for(method, Seen(world, own), **options)  # type: ignore[arg-type]
+        for own in (SERVER, *world.clients)
+    ]
+
+
+@contextmanager
+def behind_walls(
+    method: Method,
+    world: worlds.World,
+    *,
+    line: Callable[[Threads], Any] = lambda transport: transport,
+    folder: Path | None = None,
+    seconds: float | None = 60,
+    **options: Any,
+) -> Iterator[Leader]:
+    """The server's engine, while every client is a site of its own; `line` is the leader's."""
+    leading, *own = engines(method, world, **options)
+    leader, *others = transports(len(world.clients) + 1, one_job=False)
+    threads = []
+    for name, engine, transport in zip(world.clients, own, others, strict=True):
+        site = Site(engine, one_job=False, folder=None if folder is None else folder / name)
+        threads.append(Thread(target=serve, args=(site, transport), daemon=True))
+        threads[-1].start()
+    made = Leader(leading, line(leader), seconds)
+    yield made
+    made.over()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
