@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "parts": ({"core", "models", "parts"}, {"torch"}),
     "methods": ({"core", "parts", "methods"}, {"torch"}),
     "models": ({"core", "models"}, {"torch"}),
-    "data": ({"core.errors", "core.ranges", "data"}, {"numpy"}),
+    "data": ({"core.errors", "core.names", "core.ranges", "data"}, {"numpy"}),
     "metrics": ({"core", "metrics"}, {"torch"}),
     "wire": ({"core", "wire"}, {"torch", "safetensors"}),
     "channels": ({"core", "channels"}, {"torch"}),
@@ -38,7 +38,17 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"torch"},
     ),
     "federation": (
-        {"channels", "core", "data", "wire", "logbook", "engines", "federation", "metrics"},
+        {
+            "channels",
+            "core",
+            "data",
+            "wire",
+            "logbook",
+            "engines",
+            "federation",
+            "metrics",
+            "models",
+        },
         {"torch", "numpy", "networkx"},
     ),
     "report": (

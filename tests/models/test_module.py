@@ -16,7 +16,7 @@ from fedstill.core.loop import Seeded as SeededBatch
 from fedstill.core.model import option_names
 from fedstill.core.records import is_buffer
 from fedstill.core.seeds import generator
-from fedstill.models import MODELS, ConvNet, Module, as_model, as_models
+from fedstill.models import MODELS, ConvNet, Module, as_model
 from fedstill.models.random_calls import Seeded, uniform
 from fedstill.parts.heads import projected
 from models.own_nets import BatchNet, GroupNet, VectorNet
@@ -468,9 +468,20 @@ def test_what_users_hand_in_becomes_a_network() -> None:
     assert as_model(built, IMAGE, 3) is built
     with pytest.raises(BadValue, match=r"convnet is for classes 3, but the data have 4"):
         as_model(built, IMAGE, 4)
-    net = GroupNet()
-    both = as_models({"a": net, "b": net, "c": GroupNet()}, IMAGE, 3)
-    assert both["a"] is both["b"] and both["a"] != both["c"]
+
+
+def test_a_function_that_takes_shape_and_classes_is_given_them() -> None:
+    def ours(shape: tuple[int, ...], classes: int) -> ConvNet:
+        return ConvNet(shape, classes, depth=2)
+
+    def theirs(shape: tuple[int, ...], classes: int, width: int = 4) -> nn.Module:
+        return GroupNet(width, classes)
+
+    assert as_model(ours, IMAGE, 3) == ConvNet(IMAGE, 3, depth=2)
+    assert as_model(theirs, IMAGE, 3).initial()["fc.weight"].shape == (3, 64)
+    wide = as_model(partial(theirs, width=6), IMAGE, 3)
+    assert wide.initial()["fc.weight"].shape == (3, 96)
+    assert as_model(lambda: GroupNet(), IMAGE, 3).initial()["fc.weight"].shape == (3, 64)
 
 
 def test_options_are_those_one_chooses_by() -> None:

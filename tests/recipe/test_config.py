@@ -147,7 +147,7 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
     (recipe,) = checked({**BASE, "method": {"name": "fedavg", "lr": 1}})
     assert recipe.method.lr == 1.0 and isinstance(recipe.method.lr, float)
     (recipe,) = checked({**BASE, "models": {"name": "mlp", "hidden": [3, 4]}})
-    assert recipe.models["hidden"] == [3, 4]
+    assert recipe.models.common.options["hidden"] == (3, 4)
 
 
 def test_reported_numbers_belong_to_all_methods_or_to_those_named():

@@ -10,6 +10,7 @@ from fedstill.channels.half import Half
 from fedstill.channels.low_rank import LowRank
 from fedstill.channels.tensors import TensorChannel
 from fedstill.channels.top_k import TopK
+from fedstill.core.names import Names, subclass_fault
 
 CHANNELS: dict[str, type[Channel]] = {
     "half": Half,
@@ -19,8 +20,13 @@ CHANNELS: dict[str, type[Channel]] = {
 }
 """The names of channels in a recipe."""
 
+CHANNEL_NAMES: Names[type[Channel]] = Names(
+    "channel", CHANNELS, "fedstill.channels", subclass_fault(Channel)
+)
+
 __all__ = [
     "CHANNELS",
+    "CHANNEL_NAMES",
     "Channel",
     "Coded",
     "Edge",

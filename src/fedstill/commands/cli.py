@@ -153,13 +153,12 @@ def show(
     """Show a method: plan, what is remembered, what travels, floats a round."""
     from fedstill import recipe as config
     from fedstill.commands import show as shows
-    from fedstill.recipe import build
 
     own = [text if text.startswith("method.") else f"method.{text}" for text in overrides or []]
     data = {"name": "digits5", "public": {"name": "digits5"}}  # neither is loaded
     tables = {"method": {"name": method}, "models": {"name": model}, "data": data}
     (recipe,) = config.checked(config.overridden(tables, own))
-    network = build.network(recipe.models, shows.shape_of(shape), classes)
+    network = recipe.models.common.model(shows.shape_of(shape), classes)
     stage = shows.Stage(
         network,
         max(1, classes - 1) if held is None else held,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -100,17 +101,31 @@ def method_rows(form: Form) -> list[Row]:
 
     What follows the first line of a method's file is a citation where it has a year or names an
     algorithm; of methods that follow no paper it is a remark.
-    """
-    from fedstill.methods import METHODS
 
+    Where plug-ins are installed, a column says whose each method is.
+    """
+    from fedstill.core.names import OURS
+    from fedstill.methods import METHOD_NAMES
+
+    listed = list(METHOD_NAMES.listed())
+    others = any(method.source != OURS for method in listed)
     rows = []
-    for name, kind in METHODS.items():
-        first, *rest = (sys.modules[kind.__module__].__doc__ or "").strip().split("\n")
-        cited = " ".join(" ".join(rest).split())
+    for method in listed:
+        row = {"method": method.name, **({"from": method.source} if others else {})}
+        cited, purpose = "", f"cannot be used: {method.fault}"
+        if method.fault is None:
+            cited, purpose = _cited(method.value)
         whole = cited if re.search(r"\b(19|20)\d\d\b|\bAlgorithm \d", cited) else ""
         paper = short_citation(cited) if form is Form.table else whole
-        rows.append({"method": name, "paper": paper, "purpose": first.partition(": ")[2]})
+        rows.append({**row, "paper": paper, "purpose": purpose})
     return rows
+
+
+def _cited(kind: type) -> tuple[str, str]:
+    """A method's citation and purpose, as its module's docstring has them, else its own."""
+    first, *rest = (sys.modules[kind.__module__].__doc__ or "").strip().split("\n")
+    purpose = first.partition(": ")[2] or (inspect.getdoc(kind) or "").split("\n")[0]
+    return " ".join(" ".join(rest).split()), purpose
 
 
 def short_citation(citation: str) -> str:
@@ -123,9 +138,23 @@ def short_citation(citation: str) -> str:
 
 def data_rows(data_dir: Path | None) -> list[Row]:
     """Every data set, and whether its files are in the folder."""
-    from fedstill.data import DATASETS
+    from fedstill.core.names import OURS
+    from fedstill.data import SET_NAMES, entry_named
 
-    return [_data_row(name, entry, data_dir) for name, entry in DATASETS.items()]
+    rows = []
+    for listed in SET_NAMES.listed():
+        if listed.fault is None:
+            row = _data_row(listed.name, entry_named(listed.name), data_dir)
+            rows.append(row if listed.source == OURS else {**row, "state": listed.source})
+        else:
+            blank = dict.fromkeys(("kind", "shape", "train / test"), "")
+            told = {
+                "state": listed.source,
+                "missing": [],
+                "what": f"cannot be used: {listed.fault}",
+            }
+            rows.append({"data": listed.name, **blank, **told})
+    return rows
 
 
 def _data_row(name: str, entry: Entry, data_dir: Path | None) -> Row:

@@ -1,9 +1,10 @@
 """Data: what there is, how it is split, and one door to it, `load`."""
 
-from fedstill.data.catalogue import DATASETS, Entry, entry_named, entry_of, load
+from fedstill.data.catalogue import DATASETS, SET_NAMES, Entry, entry_named, entry_of, load
 from fedstill.data.doors import clients, split, unlabelled
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import (
+    PARTITION_NAMES,
     PARTITIONS,
     ClassesPerClient,
     Dirichlet,
@@ -22,6 +23,8 @@ from fedstill.data.unlabelled import Unlabelled, public_images
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "PARTITION_NAMES",
+    "SET_NAMES",
     "ClassesPerClient",
     "Collection",
     "Dirichlet",

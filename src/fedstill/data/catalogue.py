@@ -9,7 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import DataError, unknown
+from fedstill.core.errors import BadValue, DataError, unknown
+from fedstill.core.names import Names, function_fault
 from fedstill.data.corrupted import OPTIONS, cifar10c
 from fedstill.data.datasets import NAMED_SETS, NamedSet, named_set
 from fedstill.data.embedded import embedded_digits
@@ -173,11 +174,22 @@ def load(
     return found if hold_out is None else held_out(found, hold_out, seed)
 
 
+def _fault(value: Any) -> str | None:
+    wanted = "a function that gives a Collection or a LabelledSet"
+    return None if isinstance(value, Entry) else function_fault(wanted)(value)
+
+
+SET_NAMES: Names[Entry | Loader] = Names("data set", DATASETS, "fedstill.datasets", _fault)
+"""Besides our own: entries and functions of installed plug-ins and of files of one's own."""
+
+
 def entry_named(name: str) -> Entry:
     """The entry of that name, or an error with the nearest one."""
-    if name not in DATASETS:
-        raise DataError(unknown("data set", name, DATASETS))
-    return DATASETS[name]
+    try:
+        found = SET_NAMES[name]
+    except BadValue as error:
+        raise DataError(error.faults[0]) from error
+    return found if isinstance(found, Entry) else entry_of(found)
 
 
 def _called(

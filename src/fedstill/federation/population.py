@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
+from torch import nn
 
 from fedstill.core.data import Data, Pool, Rows
 from fedstill.core.errors import BadValue, unknown
@@ -20,11 +22,11 @@ from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
 from fedstill.data.sites import Collection, Examples, Site, Statistics
 from fedstill.data.unlabelled import Unlabelled
+from fedstill.models import as_model
 
 MOST_PARTIES = 1024  # made and kept; of those beyond, the ones asked for last
 Key = tuple[str, int, Statistics | None, Statistics | None]  # device, set, mean, deviation
-Factory = Callable[[tuple[int, ...], int], Model]  # a network for a shape and a number of classes
-Networked = Model | Factory
+Networked = Model | nn.Module | Callable[..., Any]  # see `models.as_model`
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +41,13 @@ class Party:
 class Population:
     """Everybody's data and networks.
 
-    `data` are the clients' (a `Collection`), `network` is everybody's: a network of fedstill, or a
-    function that makes one from the shape of an example and the number of classes, such as a class
-    of networks. Single clients may have others, by name in `networks`, and the server too. `public`
-    is what everybody holds besides, without labels.
+    `data` are the clients' (a `Collection`), `network` is everybody's: a network of fedstill or any
+    `torch.nn.Module`, its class, or a function that builds it, without arguments or from the shape
+    of an example and the number of classes. Single clients may have others, by name in `networks`,
+    and the server too. `public` is what everybody holds besides, without labels.
 
         Population(data, ConvNet)
+        Population(data, MyModule())  # see models.Module for what else may be said of one
         Population(data, partial(ConvNet, width=32), networks={"clinic": MLP})
 
     A subclass that holds its parties otherwise gives `clients`, `models`, `public`, `party` and
@@ -210,7 +213,7 @@ class Population:
 def fitted(network: Networked, data: Collection) -> Model:
     """A network as it stands, or made for these examples; one for others is refused."""
     shape, classes = tuple(data.shape), data.classes
-    model = network if isinstance(network, Model) else network(shape, classes)
+    model = network if isinstance(network, Model) else as_model(network, shape, classes)
     if (tuple(model.shape), model.classes) != (shape, classes):
         raise BadValue(
             f"network: the {type(model).__name__} is for examples {list(model.shape)} of "

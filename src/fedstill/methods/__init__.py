@@ -1,8 +1,9 @@
-"""METHODS, one visible table of names; no discovery."""
+"""METHODS, one visible table of names, and METHOD_NAMES, which knows plug-ins and files too."""
 
 from __future__ import annotations
 
 from fedstill.core.method import Method
+from fedstill.core.names import Names, subclass_fault
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.dense import Dense
 from fedstill.methods.desa import DeSA
@@ -54,3 +55,7 @@ METHODS: dict[str, type[Method]] = {
     "dense": Dense,
     "fedftg": FedFTG,
 }
+
+METHOD_NAMES: Names[type[Method]] = Names(
+    "method", METHODS, "fedstill.methods", subclass_fault(Method)
+)

@@ -15,11 +15,12 @@ What is undefined on a test set (the area under a curve where all examples are o
 """
 
 from fedstill.metrics.measured import ALWAYS, Metric, Predict, measured
-from fedstill.metrics.named import METRICS, chosen, lowest, name_of
+from fedstill.metrics.named import METRIC_NAMES, METRICS, chosen, lowest, name_of
 
 __all__ = [
     "ALWAYS",
     "METRICS",
+    "METRIC_NAMES",
     "Metric",
     "Predict",
     "chosen",

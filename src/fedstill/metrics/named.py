@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstill.core.errors import BadValue, unknown
+from fedstill.core.errors import BadValue
+from fedstill.core.names import Names, function_fault, short
 from fedstill.metrics import classification
 from fedstill.metrics.measured import ALWAYS, Metric
 
@@ -20,14 +21,19 @@ METRICS: dict[str, Metric] = {
 }
 
 
+METRIC_NAMES: Names[Metric] = Names(
+    "metric", METRICS, "fedstill.metrics", function_fault("a function of labels and logits")
+)
+
+
 def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
     """Metrics by name, accuracy and loss before the others; a function has its own name."""
     found = {name: METRICS[name] for name in ALWAYS}
     for metric in metrics:
         name = name_of(metric)
-        if isinstance(metric, str) and name not in METRICS:
-            raise BadValue("metrics: " + unknown("metric", name, METRICS))
-        function = METRICS[name] if isinstance(metric, str) else metric
+        if isinstance(metric, str) and (wrong := METRIC_NAMES.wrong(metric)):
+            raise BadValue(f"metrics: {wrong}")
+        function = METRIC_NAMES[metric] if isinstance(metric, str) else metric
         if found.setdefault(name, function) is not function:
             raise BadValue(f"metrics: two functions are named {name!r}; give one another name")
     return found
@@ -35,7 +41,7 @@ def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
 
 def name_of(metric: str | Metric) -> str:
     """How a metric is called in tables."""
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", "")
+    name = short(metric) if isinstance(metric, str) else getattr(metric, "__name__", "")
     if not isinstance(metric, str) and not name.isidentifier():
         raise BadValue(
             f"metrics: {metric!r} has no name to stand in tables; write it as a function with def, "

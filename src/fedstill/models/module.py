@@ -12,7 +12,7 @@ the features, and that layer is the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -22,6 +22,7 @@ from torch import Generator, Tensor, nn
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import NO_OPTION, Initial, Initials, Model
+from fedstill.core.names import short
 from fedstill.core.records import Weights
 from fedstill.models.skeleton import Origin, Skeleton, Wishes, skeleton_of
 
@@ -116,7 +117,7 @@ class Module(Model):
 
     @property
     def title(self) -> str:
-        return str(self.net.name)
+        return short(str(self.net.name))
 
     def options(self) -> dict[str, Any]:
         """The arguments that built the module, then what was said of it."""
@@ -125,7 +126,7 @@ class Module(Model):
         return {**named, **self.net.named, **own}
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "code": self.skeleton.digest}
+        return {**super().describe(), "name": self.net.name, "code": self.skeleton.digest}
 
     def state_dict(self, weights: Weights) -> Weights:
         """Weights as the module itself loads them."""
@@ -137,36 +138,48 @@ class Module(Model):
 
 
 def as_model(given: Any, shape: tuple[int, ...], classes: int) -> Model:
-    """What a user hands in as a network, for inputs of a shape and a number of classes.
+    """What a user hands in as a network, for examples of a shape and a number of classes.
 
-    A network stays what it is; a kind of network (`ConvNet`, `partial(ConvNet, width=32)`) is
-    made for the shape; a module, its class or a function that builds one is wrapped.
+    A network stays what it is; a kind of network (`ConvNet`, `partial(ConvNet, width=32)`) is made
+    for the shape; a module or its class is wrapped. A function is called with the shape and the
+    number of classes if it takes two arguments, else without any, and what it builds is wrapped.
     """
-    if isinstance(given, Model):
-        for what, has, wanted in (
-            ("shape", tuple(given.shape), tuple(shape)), ("classes", given.classes, classes)
-        ):  # fmt: skip
-            if has != wanted:
-                raise BadValue(f"{given.title} is for {what} {has}, but the data have {wanted}")
-        return given
-    kind: Callable[..., Any] = given
+    shape = tuple(shape)
+    model = given if isinstance(given, Model) else _made(given, shape, classes)
+    for what, has, wanted in (("shape", model.shape, shape), ("classes", model.classes, classes)):
+        if has != wanted:
+            raise BadValue(f"{model.title} is for {what} {has}, but the data have {wanted}")
+    model.initial()  # refuses examples it cannot take
+    return model
+
+
+def _made(given: Any, shape: tuple[int, ...], classes: int) -> Model:
+    kind: Any = given
     while isinstance(kind, partial):
         kind = kind.func
     if isinstance(kind, type) and issubclass(kind, Model):
-        made: Model = given(tuple(shape), classes)
-        made.initial()  # refuses inputs it cannot take
+        made: Model = given(shape, classes)
         return made
-    wrapped = Module(tuple(shape), classes, given)
-    wrapped.initial()
-    return wrapped
+    if callable(kind) and not _is_module(kind) and _takes_two(given):
+        built = given(shape, classes)
+        if isinstance(built, Model):
+            return built
+        return Module(shape, classes, partial(given, shape, classes))
+    return Module(shape, classes, given)
 
 
-def as_models(
-    given: Mapping[str, Any], shape: tuple[int, ...], classes: int
-) -> dict[str, Model]:  # fmt: skip
-    """As `as_model` for each client; who is given the very same thing has the very same network."""
-    made: dict[int, Model] = {}
-    for network in given.values():
-        if id(network) not in made:
-            made[id(network)] = as_model(network, shape, classes)
-    return {name: made[id(network)] for name, network in given.items()}
+def _is_module(kind: Any) -> bool:
+    return isinstance(kind, nn.Module) or (isinstance(kind, type) and issubclass(kind, nn.Module))
+
+
+def _takes_two(function: Any) -> bool:
+    """Whether a function cannot be called without two arguments, and with them can."""
+    try:
+        inspect.signature(function).bind(0, 0)
+    except (TypeError, ValueError):
+        return False
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False

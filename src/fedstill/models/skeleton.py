@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -451,15 +450,23 @@ class Skeleton:
     def _digest(self, net: nn.Module) -> str:
         """What tells this module from others in another process: its code, form and constants."""
         found = hashlib.sha256(repr(net).encode())
-        make = type(self.origin.make.original) if self.origin.copies else self.origin.make  # type: ignore[attr-defined]
-        try:
-            found.update(Path(inspect.getsourcefile(make) or "").read_bytes())
-        except (OSError, TypeError):
-            found.update(self.origin.name.encode())
+        code: set[Any] = {type(layer) for layer in net.modules()}
+        code |= set() if self.origin.copies else {self.origin.make}
+        own = [kind for kind in code if not str(kind.__module__).startswith("torch.")]
+        for text in sorted(map(_source, own)):
+            found.update(text.encode())
         values = net.state_dict() if self.origin.copies else self.constants
         for name, tensor in values.items():
             found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()[:16]
+
+
+def _source(code: Any) -> str:
+    """The text of a class or function, or its name where there is no text."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return str(getattr(code, "__qualname__", repr(type(code))))
 
 
 def _mixes(part: nn.Module) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
-from fedstill.core import ranges
-from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
+from fedstill.core.errors import BadValue, DataError, RecipeError
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId
 from fedstill.data import Collection, Unlabelled, load, public_images
@@ -16,13 +15,10 @@ from fedstill.federation.experiment import Experiment, speaks_to_peers
 from fedstill.federation.population import Population
 from fedstill.federation.sampling import Everyone, Sample, Sampler
 from fedstill.federation.topology import TOPOLOGIES, TOPOLOGY_KEYS, Topology
-from fedstill.models import MODELS
-from fedstill.recipe.fields import as_hinted
 from fedstill.recipe.tables import (
     FederationTable,
     PublicTable,
     Recipe,
-    Table,
 )
 
 # How a fault of an experiment or an execution begins, and the key of a recipe that it is about.
@@ -136,46 +132,9 @@ def load_public(recipe: Recipe, collection: Collection) -> Unlabelled | None:
 
 def made_models(recipe: Recipe, collection: Collection) -> tuple[dict[NodeId, Model], Model]:
     """Everybody's network: by client name, else in turn from `cycle`, else the common one."""
-    tables, shape = recipe.models, tuple(collection.shape)
-    common = {k: v for k, v in tables.items() if k not in ("cycle", "clients")}
-    cycle, by_name = tables.get("cycle", []), tables.get("clients", {})
-    names = [site.name for site in collection.sites]
-    strangers = [name for name in by_name if name not in names]
-    if strangers:
-        raise RecipeError(["models.clients: " + unknown("client", n, names) for n in strangers])
-    made: dict[str, Model] = {}  # clients with equal tables share one description
-    models = {}
-    for i, name in enumerate(names):
-        turn = cycle[i % len(cycle)] if cycle else {}
-        table = joined_tables(common, turn, by_name.get(name, {}))
-        key = repr(table)
-        if key not in made:
-            made[key] = network(table, shape, collection.classes)
-        models[name] = made[key]
-    return models, network(common, shape, collection.classes)
-
-
-def joined_tables(*tables: Table) -> Table:
-    """Tables of networks, later ones first; options of a network of another name are left out."""
-    made: Table = {}
-    for table in tables:
-        other = table.get("name", made.get("name")) != made.get("name")
-        made = {**({} if other else made), **table}
-    return made
-
-
-def network(table: Table, shape: tuple[int, ...], classes: int) -> Model:
-    """One network for images of a shape and a number of classes."""
-    name = table.get("name", "convnet")
-    kind = MODELS[name]
-    named = ranges.hints(kind)
-    strange = sorted(set(table) - {"name"} - set(named))
-    if strange:
-        raise RecipeError([f"models: a {name} has no key {key!r}" for key in strange])
-    options = {k: as_hinted(v, named[k]) for k, v in table.items() if k != "name"}
-    model = kind(shape, classes, **options)
-    model.initial()  # refuses images it cannot take
-    return model
+    shape, names = tuple(collection.shape), [site.name for site in collection.sites]
+    models = recipe.models.models(names, shape, collection.classes)
+    return models, recipe.models.common.model(shape, collection.classes)
 
 
 def made_topology(recipe: Recipe) -> Topology:

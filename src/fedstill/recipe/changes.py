@@ -9,7 +9,8 @@ from typing import Any
 from fedstill.core import ranges
 from fedstill.core.errors import unknown
 from fedstill.core.method import Method
-from fedstill.methods import METHODS
+from fedstill.core.names import short
+from fedstill.methods import METHOD_NAMES
 
 UNSET = "unset"  # as a value in [quick]: the key is taken away
 METHOD_KEYS = ("name", "label", "preset")  # of a method's table, besides its fields
@@ -30,9 +31,9 @@ def change(
         methods = found if isinstance(found, list) else [found]
         targets, keys = _meant(methods, keys)
         if not targets:
-            known = any(_fits(keys[0], kind) for kind in METHODS.values())
+            known = any(_fits(keys[0], kind) for kind in METHOD_NAMES.table.values())
             if len(keys) > 1 and len(methods) > 1 and not known:
-                return unknown("label", keys[0], map(_label, methods))
+                return unknown("label", keys[0], map(label_of, methods))
             if quick:
                 return None if known else unknown("key", keys[0], _keys_of(methods))
             targets = methods
@@ -58,23 +59,24 @@ def dotted(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 def _meant(methods: Sequence[Any], keys: Sequence[str]) -> tuple[list[Any], list[str]]:
     """The methods that a key addresses, by label or because they have it; the key in them."""
     rest = ".".join(keys)
-    named = [table for table in methods if rest.startswith(f"{_label(table)}.")]
+    named = [table for table in methods if rest.startswith(f"{label_of(table)}.")]
     if named:
-        label = max(map(_label, named), key=len)  # labels may hold dots
+        label = max(map(label_of, named), key=len)  # labels may hold dots
         inner = rest.removeprefix(f"{label}.").split(".")
-        return [table for table in named if _label(table) == label], inner
+        return [table for table in named if label_of(table) == label], inner
     return [table for table in methods if _fits(keys[0], _kind(table))], list(keys)
 
 
-def _label(table: Any) -> str:
+def label_of(table: Any) -> str:
+    """What a method's table is called: its label, else its name without the path of a file."""
     found = table if isinstance(table, Mapping) else {}
-    return str(found.get("label", found.get("name", "")))
+    return str(found.get("label", short(str(found.get("name", "")))))
 
 
 def _kind(table: Any) -> type[Method] | None:
     """The class of a method's table, where its name is known."""
     name = table.get("name") if isinstance(table, Mapping) else None
-    return METHODS.get(name) if isinstance(name, str) else None
+    return None if METHOD_NAMES.wrong(name) else METHOD_NAMES[str(name)]
 
 
 def _fits(key: str, kind: type[Method] | None) -> bool:

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from fedstill.channels import CHANNELS, Channel
+from fedstill.channels import CHANNEL_NAMES, Channel
 from fedstill.core import ranges
-from fedstill.core.errors import BadValue, RecipeError, unknown
+from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
 from fedstill.core.method import Method
-from fedstill.data import DATASETS, PARTITIONS
+from fedstill.data import PARTITION_NAMES, entry_named
 from fedstill.engines.execution import AUTO, ENGINES
 from fedstill.federation.topology import TOPOLOGIES
-from fedstill.methods import METHODS
+from fedstill.methods import METHOD_NAMES
 from fedstill.methods.virtual import Virtual
-from fedstill.metrics import METRICS
-from fedstill.models import MODELS
-from fedstill.recipe.fields import as_hinted, read_table
+from fedstill.metrics import METRIC_NAMES
+from fedstill.recipe.changes import label_of
+from fedstill.recipe.fields import read_table
+from fedstill.recipe.networks import read_networks
 from fedstill.recipe.tables import (
-    BASE_FIELDS,
     FREE_TABLES,
     QUICK,
     DataTable,
@@ -52,7 +52,7 @@ def checked(tables: Table) -> list[Recipe]:
     if engine is not None and engine.name not in (AUTO, *ENGINES):
         faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
     models = tables.get("models", {"name": "convnet"})
-    _check_models(models, faults)
+    networks = read_networks(models, faults)
     for name in FREE_TABLES:
         if not isinstance(tables.get(name, {}), Mapping):
             faults.append(f"{name} must be a table, not {tables[name]!r}")
@@ -67,7 +67,7 @@ def checked(tables: Table) -> list[Recipe]:
     methods = methods if isinstance(methods, list) else [methods]
     public = data is None or data.public is not None
     if not methods:
-        faults.append(f"method.name is missing; known: {', '.join(sorted(METHODS))}")
+        faults.append(f"method.name is missing; known: {', '.join(sorted(METHOD_NAMES.known()))}")
     places = ["method"] if len(methods) == 1 else [f"method[{i}]" for i in range(len(methods))]
     made = [
         _read_method(table, where, virtual, faults)
@@ -93,7 +93,7 @@ def checked(tables: Table) -> list[Recipe]:
         Recipe(
             run,
             data,
-            models,
+            networks,
             federation,
             method,
             name,
@@ -142,19 +142,20 @@ def _read_method(
     table: Any, where: str, virtual: Table | None, faults: list[str]
 ) -> tuple[Method, str, str] | None:
     if not isinstance(table, Mapping) or "name" not in table:
-        faults.append(f"{where}.name is missing; known: {', '.join(sorted(METHODS))}")
+        faults.append(f"{where}.name is missing; known: {', '.join(sorted(METHOD_NAMES.known()))}")
         return None
-    name, label = table["name"], table.get("label", table["name"])
-    if not _among(name, METHODS):
-        faults.append(f"{where}.name: " + unknown("method", str(name), METHODS))
+    name, label = table["name"], label_of(table)
+    wrong = METHOD_NAMES.wrong(name)
+    if wrong is not None:
+        faults.append(f"{where}.name: {wrong}")
         return None
-    kind = METHODS[name]
+    kind = METHOD_NAMES[name]
     given = {k: v for k, v in table.items() if k not in ("name", "label", "preset")}
     standing: Mapping[str, Any] = {}
     if "preset" in table:
         if not _among(table["preset"], kind.presets):
-            wrong = unknown("preset", str(table["preset"]), kind.presets)
-            faults.append(f"{where}.preset: {wrong}")
+            strange = unknown("preset", str(table["preset"]), kind.presets)
+            faults.append(f"{where}.preset: {strange}")
             return None
         standing = kind.presets[table["preset"]]
         given = {**standing, **given}
@@ -218,14 +219,14 @@ def _read_federation(table: Any, faults: list[str]) -> FederationTable | None:
 
 def _read_channel(table: Any, where: str, faults: list[str]) -> Channel | None:
     if not isinstance(table, Mapping) or "name" not in table:
-        faults.append(f"{where}.name is missing; known: {', '.join(sorted(CHANNELS))}")
+        faults.append(f"{where}.name is missing; known: {', '.join(sorted(CHANNEL_NAMES.known()))}")
         return None
     name = table["name"]
-    if not _among(name, CHANNELS):
-        faults.append(f"{where}.name: " + unknown("channel", str(name), CHANNELS))
+    if wrong := CHANNEL_NAMES.wrong(name):
+        faults.append(f"{where}.name: {wrong}")
         return None
     options = {key: value for key, value in table.items() if key != "name"}
-    return _read_values(CHANNELS[name], options, where, faults)
+    return _read_values(CHANNEL_NAMES[name], options, where, faults)
 
 
 def _among(name: Any, known: Mapping[str, Any]) -> bool:
@@ -233,56 +234,10 @@ def _among(name: Any, known: Mapping[str, Any]) -> bool:
     return isinstance(name, str) and name in known
 
 
-def _check_models(models: Any, faults: list[str]) -> None:
-    if not isinstance(models, Mapping):
-        faults.append(f"models must be a table, not {models!r}")
-        return
-    for where, table in _model_tables(models, faults):
-        if not isinstance(table, Mapping):
-            faults.append(f"{where} must be a table with a name, not {table!r}")
-            continue
-        name = table.get("name", models.get("name", "convnet"))
-        if not _among(name, MODELS):
-            faults.append(f"{where}.name: " + unknown("model", str(name), MODELS))
-            continue
-        kind = MODELS[name]
-        options = {f.name for f in fields(kind) if f.init} - BASE_FIELDS
-        named = ranges.hints(kind)
-        for key, value in table.items():
-            if key == "name":
-                continue
-            if key not in options:
-                faults.append(f"{where}.{key}: " + unknown("key", key, options | {"name"}))
-                continue
-            wrong = ranges.fault(f"{where}.{key}", as_hinted(value, named[key]), named[key])
-            if wrong:
-                faults.append(wrong)
-
-
-def _model_tables(models: Mapping[str, Any], faults: list[str]) -> list[tuple[str, Any]]:
-    """Each table that describes a network, with its place: the common one, a cycle, by client."""
-    cycle, clients = models.get("cycle", []), models.get("clients", {})
-    common = {key: value for key, value in models.items() if key not in ("cycle", "clients")}
-    found: list[tuple[str, Any]] = [("models", common)]
-    if not isinstance(cycle, list):
-        faults.append("models.cycle must be a list of tables")
-        cycle = []
-    if not isinstance(clients, Mapping):
-        faults.append("models.clients must be a table of client names")
-        clients = {}
-    found += [(f"models.cycle[{i}]", table) for i, table in enumerate(cycle)]
-    found += [(f"models.clients.{name}", table) for name, table in clients.items()]
-    return found
-
-
 def _check_metrics(metrics: Sequence[Any], faults: list[str]) -> None:
     if not metrics:
         faults.append('run.metrics is empty; name at least one, e.g. run.metrics = ["accuracy"]')
-    faults += [
-        "run.metrics: " + unknown("metric", str(name), METRICS)
-        for name in metrics
-        if not _among(name, METRICS)
-    ]
+    faults += [f"run.metrics: {wrong}" for wrong in map(METRIC_NAMES.wrong, metrics) if wrong]
 
 
 def _check_data(data: DataTable, faults: list[str]) -> None:
@@ -296,10 +251,11 @@ def _check_data(data: DataTable, faults: list[str]) -> None:
 
 
 def _check_set(where: str, name: str, options: Table, faults: list[str]) -> None:
-    if name not in DATASETS:
-        faults.append(f"{where}.name: " + unknown("data set", name, DATASETS))
+    try:
+        known = entry_named(name).options
+    except DataError as error:
+        faults.append(f"{where}.name: {error}")
         return
-    known = DATASETS[name].options
     faults += [
         f"{where}.options: " + unknown(f"option of {name}", option, known)
         for option in options
@@ -318,12 +274,14 @@ def _checked_virtual(data: DataTable, faults: list[str]) -> Table | None:
 def _check_partition(partition: Table, faults: list[str]) -> None:
     kind = partition.get("kind")
     if kind is None:
-        faults.append(f"data.partition.kind is missing; known: {', '.join(sorted(PARTITIONS))}")
-    elif not _among(kind, PARTITIONS):
-        faults.append("data.partition.kind: " + unknown("kind", str(kind), PARTITIONS))
+        faults.append(
+            f"data.partition.kind is missing; known: {', '.join(sorted(PARTITION_NAMES.known()))}"
+        )
+    elif wrong := PARTITION_NAMES.wrong(kind):
+        faults.append(f"data.partition.kind: {wrong}")
     else:
         table = {k: v for k, v in partition.items() if k != "kind"}
-        read_table(PARTITIONS[kind], table, "data.partition", faults)
+        read_table(PARTITION_NAMES[kind], table, "data.partition", faults)
 
 
 def _of_a_method(name: str, value: Any) -> bool:

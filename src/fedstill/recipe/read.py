@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import RecipeError
+from fedstill.core.names import absolute
 from fedstill.methods import METHODS
 from fedstill.recipe import changes
 from fedstill.recipe.check import faults_of
 from fedstill.recipe.tables import (
+    FREE_TABLES,
     QUICK,
     DataTable,
     EngineTable,
@@ -56,14 +58,31 @@ def read_recipe(
         raise RecipeError(f"{path} is not a text in UTF-8: {error}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from error
-    return _overridden_for(quickened(tables) if quick else tables, overrides, only)
+    tables = _settled(tables, path.resolve().parent)
+    changed = _overridden_for(quickened(tables) if quick else tables, overrides, only)
+    return _settled(changed, Path.cwd())  # what was said on the command line
+
+
+def _settled(tables: Table, folder: Path) -> Table:
+    """The same tables with references to files (`mine.py:Net`) that mean the same from anywhere."""
+
+    def settled(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: settled(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [settled(inner) for inner in value]
+        return absolute(value, folder) if isinstance(value, str) else value
+
+    return {
+        name: table if name in FREE_TABLES else settled(table) for name, table in tables.items()
+    }
 
 
 def _overridden_for(tables: Table, overrides: Sequence[str], only: Sequence[str]) -> Table:
     """As `overridden`, the methods of other labels as they were."""
     methods = tables.get("method")
     every = methods if isinstance(methods, list) else []
-    named = [isinstance(m, Mapping) and m.get("label", m.get("name")) in only for m in every]
+    named = [isinstance(m, Mapping) and changes.label_of(m) in only for m in every]
     if not any(named):
         return overridden(tables, overrides)
     picked = [method for method, meant in zip(every, named, strict=True) if meant]

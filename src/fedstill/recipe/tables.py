@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from fedstill.channels import CHANNELS, Channel
+from fedstill.channels import CHANNEL_NAMES, Channel
 from fedstill.core.method import Method
 from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
 from fedstill.engines.execution import AUTO, Execution
 from fedstill.federation.experiment import BadMessages
-from fedstill.methods import METHODS
+from fedstill.methods import METHOD_NAMES
 from fedstill.metrics import ALWAYS
+from fedstill.recipe.networks import NetworkTables
 
 Table = dict[str, Any]
 Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
 QUICK = "quick"  # changes for a small variant; see quickened
-# Of Model and Scalable, not options of a network.
-BASE_FIELDS = {"shape", "classes", "training", "device", "notes", "rate", "scaler"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Recipe:
 
     run: RunTable
     data: DataTable
-    models: Table
+    models: NetworkTables
     federation: FederationTable
     method: Method
     method_name: str
@@ -118,7 +117,7 @@ class Recipe:
         tables = {
             "run": values(self.run),
             "data": values(self.data),
-            "models": self.models,
+            "models": self.models.written,
             "federation": values(self.federation),
             "method": method,
             "engine": values(self.engine),
@@ -129,13 +128,13 @@ class Recipe:
 
 
 def method_name(method: Any) -> str:
-    """The name of a method in the table of methods."""
-    return next(name for name, kind in METHODS.items() if kind is type(method))
+    """The name by which a method is found: ours, a plug-in's, or where its code lies."""
+    return METHOD_NAMES.name_of(type(method))
 
 
 def channel_name(channel: Any) -> str:
-    """The name of a channel in the table of channels."""
-    return next(name for name, kind in CHANNELS.items() if kind is type(channel))
+    """The name by which a channel is found."""
+    return CHANNEL_NAMES.name_of(type(channel))
 
 
 def values(instance: Any) -> Table:

@@ -19,8 +19,7 @@ from fedstill.core.records import NodeId
 from fedstill.data import Collection
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
-from fedstill.models import MODELS
-from fedstill.recipe.tables import BASE_FIELDS, Recipe, Table
+from fedstill.recipe.tables import Recipe, Table
 from fedstill.recipe.toml import toml_text
 
 
@@ -139,20 +138,17 @@ def content_digest(collection: Collection) -> str:
 
 def named_networks(models: Mapping[NodeId, Model]) -> dict[NodeId, str]:
     """Each client's network by name, with the options in which networks of that name differ."""
-    names = {kind: name for name, kind in MODELS.items()}
     distinct: list[Model] = []
     distinct += (model for model in models.values() if model not in distinct)
     made = {}
     for node, model in models.items():
-        alike = [other for other in distinct if type(other) is type(model)]
-        options = (f.name for f in fields(model) if f.init and f.name not in BASE_FIELDS)
+        alike = [other.options() for other in distinct if other.title == model.title]
         differ = [
-            f"{option} {_in_words(getattr(model, option))}"
-            for option in options
-            if any(getattr(other, option) != getattr(model, option) for other in alike)
+            f"{option} {_in_words(value)}"
+            for option, value in model.options().items()
+            if any(other.get(option) != value for other in alike)
         ]
-        name = names.get(type(model)) or str(model.describe()["name"])
-        made[node] = ", ".join([name, *differ])
+        made[node] = ", ".join([model.title, *differ])
     return made
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 
 from fedstill.core.errors import DataError, unknown
+from fedstill.core.names import Names, subclass_fault
 from fedstill.data.partitions.classes import ClassesPerClient
 from fedstill.data.partitions.dirichlet import Dirichlet
 from fedstill.data.partitions.even import Iid, QuantitySkew
@@ -26,8 +27,13 @@ PARTITIONS: dict[str, type[Partition]] = {
     "file": FromFile,
 }
 
+PARTITION_NAMES: Names[type[Partition]] = Names(
+    "partition kind", PARTITIONS, "fedstill.partitions", subclass_fault(Partition)
+)
+
 __all__ = [
     "PARTITIONS",
+    "PARTITION_NAMES",
     "ClassesPerClient",
     "Dirichlet",
     "DirichletPrior",
@@ -45,9 +51,10 @@ __all__ = [
 def described(table: Mapping[str, object]) -> Partition:
     """The partition that a table asks for: `kind` names it, the other keys are its fields."""
     kind = table.get("kind")
-    if not isinstance(kind, str) or kind not in PARTITIONS:
-        raise DataError(unknown("partition kind", str(kind), PARTITIONS))
-    made_by = PARTITIONS[kind]
+    wrong = PARTITION_NAMES.wrong(kind)
+    if wrong is not None:
+        raise DataError(wrong)
+    made_by = PARTITION_NAMES[str(kind)]
     given = {key: value for key, value in table.items() if key != "kind"}
     known = [field.name for field in fields(made_by)]
     strange = [key for key in given if key not in known]

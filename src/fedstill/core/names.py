@@ -1,0 +1,226 @@
+"""Names of a recipe and what they stand for: ours, installed plug-ins, and code of one's own.
+
+A name is looked up in a visible table first, then among the entry points of installed packages
+(group `fedstill.methods` and so on). A reference says where the code lies: `package.module:Class`
+or `path/file.py:Class`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from fedstill.core.errors import BadValue, unknown
+
+T = TypeVar("T")
+
+REFERENCE = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
+OURS = "fedstill"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One line of a listing: a name, where it comes from, and what it stands for or why not."""
+
+    name: str
+    source: str  # fedstill, or the package of a plug-in
+    value: Any = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Names(Generic[T]):
+    """What names of one kind stand for.
+
+    `fault` says in a few words why a thing is not of this kind ("is not a Method"), or None.
+
+        NAMES = Names("method", METHODS, "fedstill.methods", fault)
+        NAMES["fedavg"], NAMES["their-plug-in"], NAMES["mine.py:Mine"]
+    """
+
+    kind: str
+    table: Mapping[str, T]
+    group: str
+    fault: Callable[[Any], str | None]
+    _referred: dict[Any, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getitem__(self, name: str) -> T:
+        """What a name stands for; an error in one line where it stands for nothing."""
+        if not isinstance(name, str):
+            raise BadValue(unknown(self.kind, str(name), self.known()))
+        if name in self.table:
+            return self.table[name]
+        if is_reference(name):
+            return self._checked(name, name, referred(name))
+        plug_in = plug_ins(self.group).get(name)
+        if plug_in is None:
+            raise BadValue(unknown(self.kind, name, self.known()))
+        return self._loaded(plug_in)
+
+    def wrong(self, name: Any) -> str | None:
+        """What is wrong with a name, or None."""
+        try:
+            self[name]
+        except BadValue as error:
+            return error.faults[0]
+        return None
+
+    def known(self) -> list[str]:
+        """Every name but references, ours first; nothing is loaded."""
+        return [*self.table, *(name for name in plug_ins(self.group) if name not in self.table)]
+
+    def listed(self) -> Iterator[Listed]:
+        """Everything by name, plug-ins loaded; one that is broken says why."""
+        for name, value in self.table.items():
+            yield Listed(name, OURS, value)
+        for name, plug_in in plug_ins(self.group).items():
+            source = plug_in.dist.name if plug_in.dist else "a plug-in"
+            if name in self.table:
+                wrong = f"the name is fedstill's own; {plug_in.value} is not reached by it"
+                yield Listed(name, source, fault=wrong)
+                continue
+            try:
+                yield Listed(name, source, self._loaded(plug_in))
+            except BadValue as error:
+                yield Listed(name, source, fault=error.faults[0])
+
+    def name_of(self, value: Any) -> str:
+        """The name by which a thing is found again: in the table, as it was asked for, or where
+        its code lies."""
+        for name, ours in self.table.items():
+            if ours is value:
+                return name
+        if value in self._referred:
+            return self._referred[value]
+        return f"{value.__module__}:{value.__qualname__}"
+
+    def _loaded(self, plug_in: EntryPoint) -> T:
+        where = f"plug-in {plug_in.name!r}" + (f" of {plug_in.dist.name}" if plug_in.dist else "")
+        try:
+            value = plug_in.load()
+        except Exception as error:
+            raise BadValue(f"{where} cannot be loaded: {_said(error)}") from error
+        return self._checked(plug_in.name, where, value)
+
+    def _checked(self, name: str, where: str, value: Any) -> T:
+        wrong = self.fault(value)
+        if wrong:
+            raise BadValue(f"{where} {wrong}")
+        if name not in self.table:
+            self._referred.setdefault(value, name)
+        made: T = value
+        return made
+
+
+def subclass_fault(kind: type) -> Callable[[Any], str | None]:
+    """What says that something is not a class of a kind."""
+
+    def fault(value: Any) -> str | None:
+        if isinstance(value, type) and issubclass(value, kind):
+            return None
+        return f"is {_what(value)}, not a subclass of {kind.__module__}.{kind.__qualname__}"
+
+    return fault
+
+
+def function_fault(wanted: str) -> Callable[[Any], str | None]:
+    """What says that something is not a function of the wanted form."""
+
+    def fault(value: Any) -> str | None:
+        return None if callable(value) else f"is {_what(value)}, not {wanted}"
+
+    return fault
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    return f"a {type(value).__name__}"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def plug_ins(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, none of them loaded."""
+    return {point.name: point for point in sorted(entry_points(group=group))}
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name says where its code lies."""
+    return REFERENCE.fullmatch(name) is not None
+
+
+def short(name: str) -> str:
+    """A name for people: of a reference, what stands behind the colon."""
+    found = REFERENCE.fullmatch(name)
+    return found["name"] if found else name
+
+
+def absolute(name: str, folder: Path) -> str:
+    """A reference to a file that means the same from everywhere; other texts stay."""
+    found = REFERENCE.fullmatch(name)
+    if found is None or not found["place"].endswith(".py"):
+        return name
+    path = Path(found["place"]).expanduser()
+    return f"{(folder / path).resolve()}:{found['name']}"
+
+
+def referred(reference: str) -> Any:
+    """What a reference stands for; its code is run the first time it is asked for."""
+    found = REFERENCE.fullmatch(reference)
+    if found is None:
+        raise BadValue(f"{reference!r}: write it as package.module:Class or path/file.py:Class")
+    place, name = found["place"], found["name"]
+    value: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            public = [n for n in vars(value) if not n.startswith("_")] if hasattr(
+                value, "__dict__") else []  # fmt: skip
+            raise BadValue(f"{place}: " + unknown("name", part, public))
+        value = getattr(value, part)
+    return value
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise BadValue(f"{name} cannot be imported: {_said(error)}") from error
+
+
+def _file(path: Path) -> ModuleType:
+    """The module of a file, run once; equal paths give the same module, and so equal types."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise BadValue(f"no file {path}; a reference is path/file.py:Class")
+    return _run(path)
+
+
+@cache
+def _run(path: Path) -> ModuleType:
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"fedstill_file_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:  # last, so that a neighbour hides no package
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module  # hints are resolved by it while the file runs
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise BadValue(f"{path} cannot be run: {_said(error)}") from error
+    return module
