@@ -14,7 +14,8 @@ import tomllib
 import pytest
 
 from fedstill import recipe as config
-from fedstill.commands.cli import _said, joined_seeds
+from fedstill.commands.cli import joined_seeds
+from fedstill.commands.progress import status_line
 from fedstill.core.errors import RecipeError
 from fedstill.federation.run import Progress
 from fedstill.recipe.toml import toml_text
@@ -156,13 +157,15 @@ def test_moved_data_are_found_by_a_new_data_dir_when_resuming(tmp_path):
 
 def test_the_bar_says_round_accuracy_traffic_and_time_left():
     nothing = Progress(0, 10, None, 0, 0.0)
-    assert _said(nothing, []) == "round 0/10 · 0 B sent"
+    assert status_line(nothing, []) == "round 0/10 · 0 B sent"
     some = Progress(4, 10, 0.5213, 1_250_000, 2.0)
-    assert _said(some, [1.0, 3.0]) == "round 4/10 · accuracy 52.1 % · 1.25 MB sent · 0:12 left"
+    assert (
+        status_line(some, [1.0, 3.0]) == "round 4/10 · accuracy 52.1 % · 1.25 MB sent · 0:12 left"
+    )
     other = Progress(4, 10, 0.5213, 0, 2.0, "auroc")
-    assert _said(other, []) == "round 4/10 · auroc 0.5213 · 0 B sent"
+    assert status_line(other, []) == "round 4/10 · auroc 0.5213 · 0 B sent"
     long = Progress(1, 3601, 0.5, 0, 2.0)
-    assert _said(long, [2.0]).endswith(" · 2:00:00 left")
+    assert status_line(long, [2.0]).endswith(" · 2:00:00 left")
 
 
 # As a shell would start it; a test runner in the background may have told it to ignore Ctrl-C.

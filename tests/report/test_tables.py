@@ -195,7 +195,7 @@ def test_many_clients_are_shown_by_their_extremes(tmp_path):
 
 
 def test_json_holds_every_number_unrounded(tmp_path):
-    found = json.loads(comparison([made(tmp_path / "0", 0, {"a": 1 / 3})]).as_json())
+    found = json.loads(json.dumps(comparison([made(tmp_path / "0", 0, {"a": 1 / 3})]).as_dict()))
     group = found["sections"][0]["groups"][0]
     assert group["targets"]["a"] == {"mean": 1 / 3, "spread": None, "n": 1}
     assert group["recipe"]["method"] == {"name": "fedavg", "lr": 0.1}

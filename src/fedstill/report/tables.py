@@ -93,10 +93,6 @@ class Comparison:
             "notes": list(self.notes),
         }
 
-    def as_json(self) -> str:
-        """The same as text."""
-        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
-
     def as_markdown(self, *, by_client: bool = False) -> str:
         """One table for each section, or one more of each client's model, then the notes."""
         parts = []

@@ -1,0 +1,90 @@
+"""Commands that look at data: data, shift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstill.commands import listings
+from fedstill.commands.listings import Form
+from fedstill.commands.options import (
+    DataDir,
+    Listing,
+    Overrides,
+    Quick,
+    check_picture,
+    data_dir_change,
+    drawing,
+)
+
+
+def data(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="RECIPE", help="Preview how this recipe splits its data."),
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    picture: Annotated[
+        Path | None, typer.Option(callback=check_picture, help="Draw the partition to this file.")
+    ] = None,
+    form: Listing = Form.table,
+) -> None:
+    """List the data sets; with a recipe, how many examples of each class its clients get."""
+    if recipe is None:
+        rows = listings.data_rows(data_dir)
+        if form is Form.table:
+            listings.print_data(rows, data_dir)
+        else:
+            listings.print_rows(rows, form)
+        return
+    from fedstill import recipe as config
+    from fedstill.data import counts_table
+    from fedstill.federation.population import public_notes
+    from fedstill.recipe import build
+
+    changes = [*(overrides or []), *data_dir_change(data_dir)]
+    first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
+    collection = build.load_data(first)
+    public = build.load_public(first, collection)
+    listings.print_rows(counts_table(collection), form)
+    for note in (*collection.notes, *public_notes(public, collection)):
+        typer.echo(f"note: {note}", err=True)
+    if picture is not None:
+        from fedstill.report import grids
+
+        counts = [site.counts(collection.classes).tolist() for site in collection.sites]
+        names = [site.name for site in collection.sites]
+        with drawing():
+            grids.partition(counts, names, picture, classes=collection.class_names)
+        typer.echo(f"drawn: {picture}", err=True)
+
+
+def shift(
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="One with a data.virtual table.")
+    ],
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    most: Annotated[int, typer.Option(help="Examples of each client.", min=2)] = 100,
+    picture: Annotated[
+        Path | None, typer.Option(callback=check_picture, help="Draw a t-SNE map to this file.")
+    ] = None,
+    form: Listing = Form.table,
+) -> None:
+    """Measure how far apart clients' data are, before and after distillation."""
+    from fedstill import recipe as config
+    from fedstill.commands import shift as shifts
+
+    changes = [*(overrides or []), *data_dir_change(data_dir)]
+    first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
+    real, distilled = shifts.measured(first, most)
+    listings.print_rows(shifts.pairs(real, distilled), form)
+    if picture is not None:
+        with drawing():
+            shifts.draw_map(real, distilled, first.run.seed, picture)
+        typer.echo(f"drawn: {picture}", err=True)

@@ -1,0 +1,155 @@
+"""Commands that look at methods and at finished runs: methods, show, compare, matrix, curves."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstill.commands import listings
+from fedstill.commands.listings import Form
+from fedstill.commands.options import Listing, RunFolders, check_picture, drawing, run_folders
+
+
+def methods(form: Listing = Form.table) -> None:
+    """List the methods."""
+    listings.print_rows(listings.method_rows(form), form)
+
+
+def show(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A name from fedstill methods.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Hyper-parameters, e.g. per_class=20"),
+    ] = None,
+    shape: Annotated[str, typer.Option(help="Channels, height and width.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(help="Classes of the data.", min=1)] = 10,
+    held: Annotated[
+        int | None, typer.Option(help="How many of them a client holds.  [default: all but one]")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Network.")] = "convnet",
+    public: Annotated[
+        int, typer.Option(help="Public examples, for methods that need them.", min=1)
+    ] = 5000,
+    form: Listing = Form.table,
+) -> None:
+    """Show a method: plan, what is remembered, what travels, floats a round."""
+    from fedstill import recipe as config
+    from fedstill.commands import show as shows
+
+    own = [text if text.startswith("method.") else f"method.{text}" for text in overrides or []]
+    data = {"name": "digits5", "public": {"name": "digits5"}}  # neither is loaded
+    tables = {"method": {"name": method}, "models": {"name": model}, "data": data}
+    (recipe,) = config.checked(config.overridden(tables, own))
+    network = recipe.models.common.model(shows.shape_of(shape), classes)
+    stage = shows.Stage(
+        network,
+        max(1, classes - 1) if held is None else held,
+        public=public if recipe.method.needs_public else 0,
+    )
+    found = shows.shown(recipe.method, method, stage)
+    if form is Form.json:
+        listings.print_json(found)
+    else:
+        listings.print_method(found, form)
+
+
+def compare(
+    folders: RunFolders,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Scores by another metric, e.g. loss or auroc.")
+    ] = "accuracy",
+    by_client: Annotated[
+        bool, typer.Option("--by-client", help="Also the scores of each client's own model.")
+    ] = False,
+    form: Listing = Form.table,
+    picture: Annotated[
+        Path | None,
+        typer.Option(callback=check_picture, help="Also draw the comparison to this file."),
+    ] = None,
+) -> None:
+    """Compare runs: one table, mean and spread over seeds."""
+    from fedstill.report.tables import comparison
+
+    found = comparison(run_folders(folders), metric)
+    listings.print_as(
+        form,
+        found.as_dict,
+        partial(found.as_markdown, by_client=by_client),
+        partial(found.as_rich, by_client=by_client),
+    )
+    if picture is not None:
+        from fedstill.report import plots
+
+        with drawing():
+            plots.comparison_bars(found, picture)
+        typer.echo(f"drawn: {picture}", err=True)
+
+
+def matrix(
+    folders: RunFolders,
+    form: Listing = Form.table,
+    picture: Annotated[
+        Path | None,
+        typer.Option(callback=check_picture, help="Draw it as a heat map to this file."),
+    ] = None,
+) -> None:
+    """Show the accuracy of each client's model on each client's test set."""
+    from rich.console import Group
+
+    from fedstill.report import matrices
+    from fedstill.report.tables import comparison
+
+    found = matrices.crossed(comparison(run_folders(folders)))
+    listings.print_as(
+        form,
+        lambda: [each.as_dict() for each in found],
+        lambda: "\n".join(each.as_markdown() for each in found),
+        lambda: Group(*(each.as_rich() for each in found)),
+    )
+    if picture is not None:
+        with drawing():
+            drawn = matrices.draw(found, picture)
+        for path in drawn:
+            typer.echo(f"drawn: {path}", err=True)
+
+
+def curves(
+    folders: RunFolders,
+    form: Listing = Form.table,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            callback=check_picture,
+            help="Draw accuracy by floats sent, or what --of names, to this file.",
+        ),
+    ] = None,
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show a metric, or a number that steps log, such as generator_loss, by round "
+            "instead; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Show accuracy by round, with all that was sent so far, once per sender and per receiver."""
+    from fedstill.logbook.reader import read_run
+    from fedstill.report.curves import logged_rows, rows
+
+    runs = [read_run(folder) for folder in run_folders(folders)]
+    names = list(dict.fromkeys(of or ()))
+    people = form is not Form.json
+    found = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)
+    listings.print_rows(found, form)
+    if picture is not None:
+        from fedstill.report import plots
+
+        with drawing():
+            if names:
+                plots.logged_by_round(runs, names, picture)
+            else:
+                plots.accuracy_by_floats(runs, picture)
+        typer.echo(f"drawn: {picture}", err=True)

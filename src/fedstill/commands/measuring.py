@@ -1,0 +1,52 @@
+"""The command that measures: bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstill.commands import listings
+from fedstill.commands.listings import Form
+from fedstill.commands.options import Listing
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="matching, local-step or small-step; all by default."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
+    repeat: Annotated[int, typer.Option(help="Repetitions that count.", min=1)] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for the raw numbers.")] = Path("runs/bench"),
+    small: Annotated[
+        bool | None,
+        typer.Option("--small/--full", help="Sizes.  [default: full on CUDA, small on a CPU]"),
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Also with engine.compile, which takes minutes.")
+    ] = False,
+    form: Listing = Form.table,
+) -> None:
+    """Measure how fast fedstill is on this machine: time of a step, spread, memory."""
+    from fedstill.commands import bench as benches
+    from fedstill.engines.execution import Execution
+    from fedstill.runs import recipes as runs
+
+    wanted = benches.chosen(names or [])
+    where = Execution(device=device).torch_device
+    reduced = where.type == "cpu" if small is None else small
+    target = runs.fresh_folder(out)
+    found = []
+    for name in wanted:
+        sizes = benches.BENCHMARKS[name].sizes(reduced)
+        found.append(benches.measured(name, where, sizes=sizes, repeat=repeat, compile=compile))
+        benches.write(found[-1], target)
+    if form is Form.json:
+        listings.print_json(found)
+        return
+    listings.print_rows(benches.rows(found), form)
+    for each in found:
+        typer.echo(benches.explained(each))
+    typer.echo(f"ms: for one client and one step, the median of {repeat}; raw numbers → {target}")
