@@ -43,7 +43,7 @@ class Cloud:
 def clouds(
     data: Mapping[NodeId, Data], model: Model, weights: Weights, most: int, seed: int
 ) -> list[Cloud]:
-    """Each client's features, at most `most` examples of each, as many of all."""
+    """Features of equally many examples of each client, at most `most`."""
     size = min(most, *(len(own) for own in data.values()))
     found = []
     for name, own in data.items():

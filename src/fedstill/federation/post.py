@@ -19,7 +19,7 @@ from fedstill.logbook.writer import Logbook
 
 
 class Hearing(Protocol):
-    """Which clients hear which."""
+    """Says who hears a speaker among those awake."""
 
     def hearers(self, speaker: NodeId, awake: Sequence[NodeId]) -> Sequence[NodeId]: ...
 

@@ -92,7 +92,7 @@ class Dense(FineTuner):
     statistics_weight: NonNegative = 1.0
     transferability_weight: NonNegative = 1.0
     synthesis: Literal["pool", "stream"] = "pool"
-    pool: Count = 50  # batches; the oldest leave. It is a round's own
+    pool: Count = 50  # batches, of which the oldest leave; emptied after every round
 
     def server_state(self, server: Node[Any]) -> Memory:
         stream = self.synthesis == "stream"

@@ -80,7 +80,7 @@ class DFRD(FineTuner):
         )
 
     def generator_terms(self, view: View) -> dict[str, Tensor]:
-        """Equations 2 to 4."""
+        """The three terms of the generator's loss, equations 2 to 4."""
         ensemble = view.ensemble
         return {
             "fidelity": cross_entropy(ensemble, view.labels),
@@ -92,7 +92,7 @@ class DFRD(FineTuner):
         }  # fmt: skip
 
     def generator_loss(self, view: View) -> Tensor:
-        """Equation 5."""
+        """The generator's loss, equation 5."""
         terms = self.generator_terms(view)
         moved = self.transferability_weight * terms["transferability"]
         return terms["fidelity"] + moved + self.diversity_weight * terms["diversity"]

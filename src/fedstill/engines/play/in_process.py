@@ -59,7 +59,7 @@ class InProcess:
         self._saved: Path | None = None  # the last checkpoint
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
-        """Go on from these memories."""
+        """Replace what every node remembers, and go on from there."""
         self.states.clear()
         self.states.update(states)
 

@@ -96,14 +96,14 @@ class Undo(Record):
 
 
 class Ready(Record):
-    """Is the run built, of the same data by the same code?"""
+    """Asks whether a rank has built the run, of the same data by the same code."""
 
     digest: str
     versions: str
 
 
 class Play(Record):
-    """Play a step on nodes that are yours."""
+    """Asks a rank to play a step on nodes that it keeps."""
 
     step: str
     round: int
@@ -113,7 +113,7 @@ class Play(Record):
 
 
 class Score(Record):
-    """Score models of nodes that are yours, and the server's on their tests."""
+    """Asks a rank to score the models of nodes that it keeps, and the server's on their tests."""
 
     round: int
     holders: tuple[str, ...]  # whose own models
@@ -123,39 +123,39 @@ class Score(Record):
 
 
 class Recall(Record):
-    """What does a node remember?"""
+    """Asks a rank what a node remembers."""
 
     node: str
 
 
 class Remember(Record):
-    """A node remembers this from now on."""
+    """Tells a rank what a node remembers from now on."""
 
     node: str
     memory: Tensor | None
 
 
 class Drop(Record):
-    """A node has never acted."""
+    """Tells a rank to forget that a node has ever acted."""
 
     node: str
 
 
 class SpillTo(Record):
-    """Memories beyond the limit lie in this folder."""
+    """Tells a rank the folder for memories beyond the limit."""
 
     folder: str
 
 
 class Keep(Record):
-    """Keep what a node remembers now, and what it remembered the last so many times."""
+    """Tells a rank to keep what a node remembers now, and what it did the last so many times."""
 
     node: str
     times: int
 
 
 class Restore(Record):
-    """A node remembers again what you kept under this mark."""
+    """Tells a rank to give a node the memory again that was kept under this mark."""
 
     node: str
     mark: str
@@ -168,30 +168,30 @@ class AtSite(State):
 
 
 class Done(Record):
-    """Yes."""
+    """The answer of a rank that has done what it was asked to."""
 
 
 class Failed(Record):
-    """No, because."""
+    """The answer of a rank that could not do what it was asked to, and why."""
 
     text: str
 
 
 class Played(Record):
-    """What a step left behind."""
+    """The answer to `Play`: what the step left behind on each node."""
 
     nodes: dict[str, Left]
     letters: tuple[Letter, ...]
 
 
 class Seen(Record):
-    """Metrics by name, by model and by test set."""
+    """The answer to `Score`: metrics by name, by model and by test set."""
 
     scores: dict[str, dict[str, dict[str, float]]]
 
 
 class Memory(Record):
-    """What a node remembers."""
+    """The answer to `Recall`: what a node remembers, as bytes."""
 
     data: Tensor | None
 

@@ -179,7 +179,7 @@ class Leader:
             )
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
-        """Go on from these memories."""
+        """Replace what every node remembers, and go on from there."""
         self.inner.restore(states)
 
     def save(
@@ -332,7 +332,7 @@ class Leader:
         all_answered(ask(self.transport, every, lambda: None)[1])
 
     def over(self) -> None:
-        """Let the other ranks go."""
+        """Tell the other ranks that the run has ended."""
         say_to_all(self.transport, Over())
 
     def _dealt(self, ids: Iterable[NodeId]) -> tuple[list[NodeId], dict[int, list[NodeId]]]:
@@ -385,7 +385,7 @@ class Site:
         self._before: Mapping[NodeId, State | None] = {}  # and what was remembered before it
 
     def answer(self, request: Record, number: int = 0) -> Record:
-        """What was asked for."""
+        """Do what the leader asks, and answer it."""
         states = self.engine.states
         match request:
             case Ready():
