@@ -1,4 +1,4 @@
-"""A first run from Python: a recipe as tables, two methods, and the numbers they leave behind.
+"""A first run from Python: two methods on the embedded digits, and the numbers they leave behind.
 
     python examples/first_run.py [folder]
 
@@ -9,37 +9,36 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from fedstill import recipe as config
-from fedstill.logbook.reader import read_run
-from fedstill.report.tables import comparison
-from fedstill.runs import recipes as runs
-
-TABLES = {
-    "run": {"name": "first", "rounds": 3, "seed": 0, "device": "cpu", "pictures": False},
-    "data": {"name": "digits5"},
-    "models": {"name": "convnet", "width": 8},
-    "method": [
-        {"name": "local", "lr": 0.05},
-        {"name": "fedavg", "lr": 0.05},
-    ],
-}
+import fedstill
+from fedstill import ConvNet, Execution, Experiment, FedAvg, Local, Population
 
 
 def main(out: Path) -> None:
-    recipes = config.checked(TABLES)  # one for each method; raises with every fault at once
-    pairs = runs.folders_for(recipes, [0], out)
-    for recipe, folder in pairs:
-        runs.begin(recipe, folder, watch=lambda p: print(f"  round {p.round} of {p.rounds}"))
-        print(f"{recipe.label} → {folder.name}")
+    data = fedstill.load("digits5")  # five clients, each with digits of its own style
+    population = Population(data, partial(ConvNet, width=8))  # or any torch.nn.Module
+    runs = []
+    for method in (Local(lr=0.05), FedAvg(lr=0.05)):
+        experiment = Experiment(method, population, rounds=3, seed=0)
+        run = fedstill.run(
+            experiment,
+            execution=Execution(device="cpu"),
+            folder=out / type(method).__name__.lower(),  # left out, all stays in memory
+            watch=lambda progress: print(f"  round {progress.round} of {progress.rounds}"),
+            pictures=False,
+        )
+        print(f"{run.summary['label']} → {run.folder}")
+        runs.append(run)
 
-    # A run folder read back: the summary, and every row that was written.
-    run = read_run(out / "fedavg")
-    print("average accuracy after each round:", run.accuracy_by_round())
-    print("floats said upwards:", run.summary["traffic"]["up"]["said"]["floats"])
+    # A run can be asked for its summary and for every row that was written; `fedstill.read` gives
+    # the same from a folder.
+    fedavg = fedstill.read(out / "fedavg")
+    print("average accuracy after each round:", fedavg.accuracy_by_round())
+    print("floats said upwards:", fedavg.summary["traffic"]["up"]["said"]["floats"])
 
-    print(comparison([folder for _, folder in pairs]).as_markdown())
+    print(fedstill.compare(runs).as_markdown())
 
 
 if __name__ == "__main__":

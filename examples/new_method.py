@@ -3,27 +3,33 @@
 Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification. 2019.
 
-A complete new method in one file, entered into the table of methods at run time and compared with
-FedAvg on the embedded digits:
+A complete new method in one file, compared with FedAvg on the embedded digits:
 
-    python examples/new_method.py [folder]
+    python examples/new_method.py
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from fedstill import recipe as config
-from fedstill.core import Inbox, Node, Weights, algebra, at_server
+import fedstill
+from fedstill import (
+    ConvNet,
+    Execution,
+    Experiment,
+    FedAvg,
+    Inbox,
+    Node,
+    Population,
+    Weights,
+    at_server,
+)
+from fedstill.core import algebra
 from fedstill.core.ranges import Fraction, Positive
-from fedstill.methods import METHODS, fedavg
-from fedstill.methods.fedavg import FedAvg, Up
-from fedstill.report.tables import comparison
-from fedstill.runs import recipes as runs
+from fedstill.methods import fedavg
+from fedstill.methods.fedavg import Up
 
 
 class Global(fedavg.Global):
@@ -55,32 +61,25 @@ class FedAvgM(FedAvg):
         server.state = Global(weights, velocity)
 
 
-TABLES = {
-    "run": {"name": "fedavgm", "rounds": 3, "seed": 0, "device": "cpu", "pictures": False},
-    "data": {"name": "digits5"},
-    "models": {"name": "convnet", "width": 8},
-    "method": [
-        {"name": "fedavg", "lr": 0.05, "epochs": 2},
-        {"name": "fedavgm", "lr": 0.05, "epochs": 2, "server_momentum": 0.5},
-        {"name": "fedavgm", "label": "fedavgm-0", "lr": 0.05, "epochs": 2, "server_momentum": 0},
-    ],
-}
-
-
-def main(out: Path) -> None:
-    METHODS["fedavgm"] = FedAvgM
-    pairs = runs.folders_for(config.checked(TABLES), [0], out)
-    for recipe, folder in pairs:
-        runs.begin(recipe, folder)
+def main() -> None:
+    population = Population(fedstill.load("digits5"), partial(ConvNet, width=8))
+    values = {"lr": 0.05, "epochs": 2}
+    methods = {
+        "fedavg": FedAvg(**values),
+        "fedavgm": FedAvgM(**values, server_momentum=0.5),
+        "fedavgm-0": FedAvgM(**values, server_momentum=0.0),
+    }
+    runs = [
+        fedstill.run(
+            Experiment(method, population, rounds=3), execution=Execution(device="cpu"), label=label
+        )
+        for label, method in methods.items()
+    ]
     # Without momentum the method is FedAvg up to rounding: the first and the last row agree, or
     # nearly so where an example lies on the edge.
     # Three rounds show that it runs, not which method is better.
-    print(comparison([folder for _, folder in pairs]).as_markdown())
+    print(fedstill.compare(runs).as_markdown())
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            main(Path(folder))
+    main()

@@ -56,7 +56,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "rich", "matplotlib"},
     ),
     "recipe": (LOWER | {"recipe"}, {"torch"}),
-    "runs": (LOWER | {"recipe", "runs"}, {"torch", "numpy"}),
+    "runs": (LOWER | {"recipe", "runs"}, {"torch", "numpy", "matplotlib"}),  # types alone
     "commands": (
         LOWER | {"", "recipe", "runs", "commands"},
         {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},

@@ -17,7 +17,7 @@ from fedstill.core.seeds import generator
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Sample, Scripted
-from fedstill.federation.topology import RandomRegular, Ring, Star
+from fedstill.federation.topology import RandomRegular, Ring, Topology
 from fedstill.methods.anchored import COMMON, MEAN, Anchors
 from fedstill.methods.desa import DeSA, Draw, Opinions, teachers
 from fedstill.methods.local import Local
@@ -100,10 +100,17 @@ def test_without_both_terms_it_is_local_training_on_data_and_anchors(engine: Any
         assert same(ours.states[name].weights, theirs.states[name].weights)
 
 
+class Apart(Topology):
+    """Nobody hears anybody."""
+
+    def pairs(self, clients: int, seed: int) -> tuple[()]:
+        return ()
+
+
 @pytest.mark.parametrize("reg_weight", [0.0, 0.1])
 def test_without_neighbours_it_is_training_on_data_and_own_anchors(reg_weight: float) -> None:
     world = pictures()
-    alone = {"topology": Star()}
+    alone = {"topology": Apart()}
     ours, log = played(desa(reg_weight=reg_weight), world, 3, **alone)
     silent, _ = played(desa(reg_weight=reg_weight, kd_weight=0.0), world, 3, **alone)
     for name in ours.states:

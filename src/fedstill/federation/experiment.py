@@ -52,6 +52,11 @@ class Experiment:
     bad_messages: BadMessages = field(default="stop", kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.population, Population):
+            kind = type(self.population).__name__
+            raise BadValue(
+                f"population must be a Population, not a {kind}; write Population(data, network)"
+            )
         wrong = ranges.faults(self) or [*self._misfits()]
         chosen(self.metrics)
         if wrong:

@@ -41,13 +41,12 @@ class Party:
 class Population:
     """Everybody's data and networks.
 
-    `data` are the clients' (a `Collection`), `network` is everybody's: a network of fedstill or any
-    `torch.nn.Module`, its class, or a function that builds it, without arguments or from the shape
-    of an example and the number of classes. Single clients may have others, by name in `networks`,
-    and the server too. `public` is what everybody holds besides, without labels.
+    `data` are the clients' (from `fedstill.split`, `fedstill.clients` or `fedstill.load`).
+    `network` is everybody's: any `torch.nn.Module`, its class or a function that builds one, or a
+    network of fedstill or its class. Single clients may have others, by name in `networks`, and the
+    server too. `public` is what everybody holds besides, without labels.
 
-        Population(data, ConvNet)
-        Population(data, MyModule())  # see models.Module for what else may be said of one
+        Population(data, Net)  # see models.Module for what else may be said of one
         Population(data, partial(ConvNet, width=32), networks={"clinic": MLP})
 
     A subclass that holds its parties otherwise gives `clients`, `models`, `public`, `party` and
@@ -211,17 +210,11 @@ class Population:
 
 
 def fitted(network: Networked, data: Collection) -> Model:
-    """A network as it stands, or made for these examples; one for others is refused."""
-    shape, classes = tuple(data.shape), data.classes
-    model = network if isinstance(network, Model) else as_model(network, shape, classes)
-    if (tuple(model.shape), model.classes) != (shape, classes):
-        raise BadValue(
-            f"network: the {type(model).__name__} is for examples {list(model.shape)} of "
-            f"{model.classes} classes, but {data.name} has {list(shape)} of {classes}; "
-            "make it for these, or give its class"
-        )
-    model.initial()  # refuses examples it cannot take
-    return model
+    """A network for these examples; one for others is refused."""
+    try:
+        return as_model(network, tuple(data.shape), data.classes)
+    except BadValue as error:
+        raise BadValue([f"networks: {line}" for line in error.faults]) from error
 
 
 def public_notes(public: Unlabelled | None, data: Collection | None) -> list[str]:

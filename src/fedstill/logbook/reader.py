@@ -22,9 +22,9 @@ DESCRIPTIONS = ("recipe.toml", "experiment.json")  # one of them says what was r
 
 @dataclass(frozen=True)
 class Run(Rows):
-    """A run read back from its folder."""
+    """A run read back from its folder, or one that has none."""
 
-    folder: Path
+    folder: Path | None
     summary: Mapping[str, Any]
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]

@@ -59,3 +59,32 @@ METHODS: dict[str, type[Method]] = {
 METHOD_NAMES: Names[type[Method]] = Names(
     "method", METHODS, "fedstill.methods", subclass_fault(Method)
 )
+
+__all__ = [
+    "DFRD",
+    "FCCL",
+    "METHODS",
+    "METHOD_NAMES",
+    "VHL",
+    "Centralised",
+    "DeSA",
+    "Dense",
+    "DynaFed",
+    "FedAvg",
+    "FedDF",
+    "FedDM",
+    "FedDropout",
+    "FedDualMatch",
+    "FedFTG",
+    "FedGen",
+    "FedHe",
+    "FedLGD",
+    "FedNova",
+    "FedProto",
+    "FedProx",
+    "FedRolex",
+    "HeteroFL",
+    "Local",
+    "Moon",
+    "Scaffold",
+]

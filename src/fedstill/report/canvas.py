@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,15 @@ def figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
+    class Picture(Figure):
+        """A figure that a notebook shows without further ado."""
+
+        def _repr_png_(self) -> bytes:
+            written = BytesIO()
+            self.savefig(written, format="png", dpi=DPI, facecolor="white")
+            return written.getvalue()
+
+    made = Picture(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
     return made
 

@@ -27,7 +27,12 @@ DIRECTIONS = ("up", "down", "peer")
 
 _OF_ACCURACY = (*SCORES, *BY_CLIENT.values(), "accuracy_by_client", "accuracy_matrix")
 _SEED = "seed"
-_NOT_THE_EXPERIMENT = ("engine", "about", "reported")  # tables that leave the numbers alone
+_NOT_THE_EXPERIMENT = (
+    "engine",
+    "about",
+    "reported",
+    "content",
+)  # tables that leave the numbers alone
 _PLACES = ("data_dir", "folder", "path", "root")  # where data lies does not change what it is
 _ABOUT_REPORTED = ("average", "source", "unit")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
@@ -104,6 +105,18 @@ def markdown(title: str, layout: Layout) -> list[str]:
     if layout.footnotes:
         parts.append("\n".join(f"- {escaped(line)}" for line in layout.footnotes))
     return parts
+
+
+def html(title: str, layout: Layout) -> str:
+    """A heading with its table and footnotes, for a notebook."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in layout.head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in layout.body
+    )
+    notes = "".join(f"<p><small>{escape(line)}</small></p>" for line in layout.footnotes)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<h4>{escape(title)}</h4>{table}{notes}"
 
 
 def escaped(text: str) -> str:

@@ -20,6 +20,7 @@ from fedstill.report.tables import Comparison, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "accuracy_by_bytes",
@@ -38,6 +39,11 @@ COLOURED_DOTS_UP_TO = 7  # more test sets than this are dots of one colour
 
 def accuracy_by_round(runs: Sequence[Run], path: Path | str) -> Path:
     """Mean accuracy over test sets against rounds, one curve per method, a band over seeds."""
+    return canvas.save(by_round(runs), path)
+
+
+def by_round(runs: Sequence[Run]) -> Figure:
+    """The figure of `accuracy_by_round`."""
     figure = canvas.figure(7.0, 4.2)
     from matplotlib.ticker import MaxNLocator
 
@@ -51,20 +57,25 @@ def accuracy_by_round(runs: Sequence[Run], path: Path | str) -> Path:
     canvas.plain(axes)
     canvas.title(axes, "Accuracy by round", _averaged(found))
     canvas.legend(axes)
-    return canvas.save(figure, path)
+    return figure
 
 
 def accuracy_by_bytes(
     runs: Sequence[Run], path: Path | str, direction: Direction | None = None
 ) -> Path:
     """Mean accuracy against the bytes said so far; a method that sends nothing is a line."""
+    return canvas.save(by_bytes(runs, direction), path)
+
+
+def by_bytes(runs: Sequence[Run], direction: Direction | None = None) -> Figure:
+    """The figure of `accuracy_by_bytes`."""
     figure = canvas.figure(7.0, 4.2)
     axes = figure.add_subplot()
     found = curves(runs)
     _by_traffic(axes, found, Measure("bytes", "said", direction))
     canvas.title(axes, "Accuracy by traffic", _averaged(found))
     canvas.legend(axes)
-    return canvas.save(figure, path)
+    return figure
 
 
 def accuracy_by_floats(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from fedstill.report.layout import (
     Fitting,
     Layout,
     escaped,
+    html,
     markdown,
     with_network,
 )
@@ -101,6 +103,11 @@ class Comparison:
         if self.notes:
             parts.append("\n".join(f"- {escaped(note)}" for note in self.notes))
         return "\n\n".join(parts) + "\n"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
+        return "".join(html(title, layout) for title, layout in self._layouts(False)) + notes
 
     def as_rich(self, *, by_client: bool = False) -> RenderableType:
         """The same for a terminal."""

@@ -19,6 +19,7 @@ from fedstill.core.records import NodeId
 from fedstill.data import Collection
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
+from fedstill.methods import METHODS
 from fedstill.recipe.tables import Recipe, Table
 from fedstill.recipe.toml import toml_text
 
@@ -52,36 +53,36 @@ def of_recipe(recipe: Recipe) -> Description:
 
 def of_experiment(experiment: Experiment, label: str | None = None) -> Description:
     """An experiment made of objects as what is written beside its run."""
-    name = type(experiment.method).__name__.lower()
-    data = experiment.population.data
-    tables = {
-        "method": {"label": label or name, **plain(experiment.method)},
-        "networks": _networks(experiment.population),
+    method, population = experiment.method, experiment.population
+    names = {kind: name for name, kind in METHODS.items()}
+    name = names.get(type(method), type(method).__name__.lower())
+    data = type(population).__name__ if population.data is None else population.data.name
+    values = {key: value for key, value in plain(method).items() if key != "name"}
+    tables: Table = {
+        "method": {"name": name, "label": label or name, "class": _name(type(method)), **values},
+        "models": _networks(population),
         "federation": {
             key: plain(getattr(experiment, key))
             for key in ("topology", "sampling", "channels", "bad_messages")
         },
-        "data": {
-            "name": type(experiment.population).__name__ if data is None else data.name,
-            "clients": len(experiment.population.clients),
-            **contents(experiment.population),
-        },
+        "data": {"name": data, "clients": len(population.clients)},
         "run": {
             key: plain(getattr(experiment, key))
-            for key in ("seed", "rounds", "evaluate_every", "scores", "metrics")
+            for key in ("rounds", "seed", "evaluate_every", "scores", "metrics")
         },
+        "content": contents(population),
     }
-    kept = {key: tables[key] for key in ("networks", "federation", "data")}
-    kept["method"] = {k: v for k, v in tables["method"].items() if k != "label"}
-    kept["run"] = {"seed": experiment.seed}
+    text = json.dumps(tables, indent=2, ensure_ascii=False) + "\n"
     return Description(
-        "experiment.json",
-        json.dumps({**tables, "decisive": kept}, indent=2, ensure_ascii=False) + "\n",
-        kept,
-        name,
-        label or name,
-        str(tables["data"]["name"]),
+        "experiment.json", text, decisive_of(json.loads(text)), name, label or name, data
     )
+
+
+def decisive_of(tables: Mapping[str, Any]) -> Table:
+    """Of the tables in an experiment.json, the values that decide the numbers of every round."""
+    kept = {key: tables.get(key) for key in ("models", "federation", "data", "content")}
+    method = {k: v for k, v in tables.get("method", {}).items() if k != "label"}
+    return {**kept, "method": method, "run": {"seed": tables.get("run", {}).get("seed")}}
 
 
 def decisive(recipe: Recipe) -> Table:
@@ -140,16 +141,16 @@ def named_networks(models: Mapping[NodeId, Model]) -> dict[NodeId, str]:
     """Each client's network by name, with the options in which networks of that name differ."""
     distinct: list[Model] = []
     distinct += (model for model in models.values() if model not in distinct)
-    made = {}
-    for node, model in models.items():
+    words: dict[Model, str] = {}
+    for model in distinct:
         alike = [other.options() for other in distinct if other.title == model.title]
         differ = [
             f"{option} {_in_words(value)}"
             for option, value in model.options().items()
             if any(other.get(option) != value for other in alike)
         ]
-        made[node] = ", ".join([model.title, *differ])
-    return made
+        words[model] = ", ".join([model.title, *differ])
+    return {node: words[model] for node, model in models.items()}
 
 
 def plain(value: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ from fedstill.runs import pictures
 from fedstill.runs.digest import (
     Description,
     content_digest,
+    decisive_of,
     differences,
     digest,
     named_networks,
@@ -202,6 +205,46 @@ class Session:
         if self.keeping.pictures:
             pictures.draw(self.engine, replace(rows, summary=summary), folder / "pictures")
         write_summary(folder, summary)
+
+
+def run_experiment(
+    experiment: Experiment,
+    execution: Execution,
+    about: Description,
+    *,
+    folder: Path | None,
+    resume: bool,
+    keeping: Keeping,
+    watch: Watch | None,
+) -> tuple[Session, Rows]:
+    """Play an experiment made of objects, from the beginning or from a folder's checkpoint."""
+    going_on = resume and folder is not None and folders.description_in(folder) is not None
+    if folder is not None and not going_on:
+        folders.check_free(folder)
+    with ExitStack() as held:
+        before = None
+        if going_on and folder is not None:
+            held.enter_context(folders.alone(folder))
+            before = _before(folder)
+            if checkpoint.latest(folder / "checkpoints") is not None:
+                check_same(folder, decisive_of(json.loads(before)), about.decisive)
+        held.enter_context(execution.applied(experiment.networks))
+        session = Session(experiment, execution, about, folder=folder, keeping=keeping, watch=watch)
+        if before is None:
+            return session, session.begin()
+        return session, session.resume(changed=before != about.text)
+
+
+def _before(folder: Path) -> str:
+    """What a folder says of the experiment that was begun in it."""
+    path = folder / "experiment.json"
+    if not path.exists():
+        raise RunFolderError(
+            f"{folder} holds the run of a recipe; go on with `fedstill resume {folder}`, or give "
+            "another folder"
+        )
+    folders.check_version(folder)
+    return path.read_text(encoding="utf-8")
 
 
 def spread(own: InProcess, transport: Transport | None) -> Engine:

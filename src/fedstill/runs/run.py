@@ -1,0 +1,238 @@
+"""Run: what a run left, to be asked; runs compared and drawn together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedstill.core.errors import RunFolderError, unknown
+from fedstill.core.model import Model
+from fedstill.core.node import SERVER
+from fedstill.core.records import NodeId, State, Weights
+from fedstill.engines.engine import Engine
+from fedstill.engines.execution import Execution
+from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import Watch
+from fedstill.logbook import reader
+from fedstill.logbook.environment import environment
+from fedstill.logbook.events import Traffic
+from fedstill.recipe.build import experiment_of
+from fedstill.runs.digest import of_experiment
+from fedstill.runs.recipes import recipe_of
+from fedstill.runs.session import Keeping, run_experiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedstill.report.tables import Comparison
+
+Against = Literal["round", "bytes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network with the weights that a run gave it; called with inputs it returns logits.
+
+    Inputs are normalised as a client normalises its own: `population.party(name).test` gives such.
+    """
+
+    network: Model
+    weights: Weights | None  # None where what the party remembers is not one set of weights
+    state: State | None
+    _predict: Any = field(repr=False)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """[example, class], logits in evaluation mode."""
+        logits: Tensor = self._predict(x)
+        return logits
+
+
+@dataclass(frozen=True, eq=False)
+class Run(reader.Run):
+    """A run that has ended, in a folder or in memory alone.
+
+        run = fedstill.run(experiment)
+        run.summary["average_accuracy"]
+        run.accuracy_by_round()          # {1: 0.31, 2: 0.45, …}
+        run.plot("accuracy.png")
+        run.model()(images)              # logits of the server's model
+
+    `metrics`, `messages` and `notes` are the rows of its tables, in the order of writing.
+    """
+
+    experiment: Experiment | None = None
+    engine: Engine | None = None  # that played, where what it remembers is not in the folder
+
+    @property
+    def traffic(self) -> Sequence[Traffic]:
+        """A row for every field of every message: floats and bytes as said, and hearers."""
+        return self.messages
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The pictures that were drawn into the folder."""
+        return [] if self.folder is None else sorted(self.folder.rglob("*.png"))
+
+    def plot(self, path: Path | str | None = None, *, by: Against = "round") -> Figure | Path:
+        """Accuracy by round, or by bytes sent: a figure, or where it was written to."""
+        return plot([self], path, by=by)
+
+    def model(self, node: NodeId = SERVER) -> Trained:
+        """The network of the server, or of a client by name, as it was after the last round."""
+        experiment = self._experiment()
+        known = (SERVER, *experiment.population.clients)
+        if node not in known:
+            raise RunFolderError(unknown("party", node, known))
+        engine = self._engine(experiment)
+        state = engine.memory(node)
+        if state is None:
+            who = [name for name in known if engine.memory(name) is not None]
+            others = ", ".join(who[:5]) + (", …" if who[5:] else "")
+            raise RunFolderError(
+                f"{node} remembers no model after this run; {others or 'nobody'} does"
+            )
+        party = engine.node(node, experiment.rounds, "predict")
+
+        def predict(x: Tensor) -> Tensor:
+            return experiment.method.predict(party, x.to(party.device))
+
+        return Trained(party.model, getattr(state, "weights", None), state, predict)
+
+    def _experiment(self) -> Experiment:
+        if self.experiment is not None:
+            return self.experiment
+        assert self.folder is not None
+        if not (self.folder / "recipe.toml").exists():
+            raise RunFolderError(
+                f"{self.folder} was begun from Python, so its networks are not known; give the "
+                "experiment too: fedstill.read(folder, experiment=…)"
+            )
+        return experiment_of(recipe_of(self.folder))
+
+    def _engine(self, experiment: Experiment) -> Engine:
+        """The engine that played, or one on the host with the memories of the last checkpoint."""
+        if self.engine is not None:
+            return self.engine
+        assert self.folder is not None
+        engine = InProcess(experiment, Execution(device="cpu"))
+        if engine.load(self.folder / "checkpoints", digest=None) is None:
+            raise RunFolderError(f"{self.folder} holds no checkpoint, so there is no model in it")
+        return engine
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what was run, what came out, what was sent."""
+        names = ("label", "data", "seed", "rounds", "engine", "device")
+        rows = {name: self.summary.get(name) for name in names}
+        for name in ("average_accuracy", "averaged_global_accuracy", "averaged_local_accuracy"):
+            value = self.summary.get(name)
+            if value is not None:
+                rows[name.replace("_", " ")] = f"{100 * value:.2f} %"
+        rows["bytes sent"] = f"{sum(row.bytes for row in self.messages):,}"
+        rows["folder"] = "in memory" if self.folder is None else str(self.folder)
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+            for name, value in rows.items()
+            if value is not None
+        )
+        return f"<table>{cells}</table>"
+
+
+def run(
+    experiment: Experiment,
+    *,
+    execution: Execution | None = None,
+    folder: Path | str | None = None,
+    watch: Watch | None = None,
+    resume: bool = False,
+    label: str | None = None,
+    pictures: bool = True,
+    checkpoint_every: int = 1,
+    keep_checkpoints: int = 2,
+) -> Run:
+    """Play an experiment and return what came of it.
+
+        run = fedstill.run(Experiment(FedAvg(), Population(data, Net), rounds=20))
+        run = fedstill.run(experiment, execution=Execution(device="cpu"), folder="runs/mine")
+        run = fedstill.run(experiment, folder="runs/mine", resume=True)
+
+    Without a folder everything stays in memory. In a folder the run writes its tables, checkpoints
+    and pictures as it goes; with `resume` it goes on from the last checkpoint there, exactly as if
+    it had not stopped, or begins where there is none. An experiment with other values than the one
+    in the folder is refused; rounds may be more. `watch` is called after every round with a
+    `Progress`; `label` names the run in comparisons.
+    """
+    chosen = Execution() if execution is None else execution
+    if resume and folder is None:
+        raise RunFolderError("resume: a run goes on from its folder; give the one it was begun in")
+    session, rows = run_experiment(
+        experiment,
+        chosen,
+        of_experiment(experiment, label),
+        folder=None if folder is None else Path(folder),
+        resume=resume,
+        keeping=Keeping(checkpoint_every, keep_checkpoints, pictures),
+        watch=watch,
+    )
+    if folder is not None:
+        return read(folder, experiment=experiment)
+    return Run(
+        rows.metrics, rows.messages, rows.notes, None, session.summary(rows),
+        json.loads(session.about.text), environment(), experiment, session.engine,
+    )  # fmt: skip
+
+
+def read(folder: Path | str, *, experiment: Experiment | None = None) -> Run:
+    """A finished run from its folder.
+
+    `fedstill.read("runs/demo/feddm").summary`. The experiment is needed only for the models of a
+    run that was begun from Python.
+    """
+    found = reader.read_run(folder)
+    return Run(
+        found.metrics, found.messages, found.notes, found.folder, found.summary, found.recipe,
+        found.environment, experiment,
+    )  # fmt: skip
+
+
+def compare(runs: Iterable[reader.Run | Path | str], metric: str = "accuracy") -> Comparison:
+    """Runs, or their folders, in one table: mean and spread over seeds.
+
+    `fedstill.compare([fedavg, feddm])` is a table in a notebook; `.as_markdown()` is a text.
+    """
+    from fedstill.report import tables
+
+    return tables.compare(_read(runs), metric)
+
+
+def plot(
+    runs: Iterable[reader.Run | Path | str],
+    path: Path | str | None = None,
+    *,
+    by: Against = "round",
+) -> Figure | Path:
+    """Accuracy of runs, or of their folders, by round or by bytes sent; seeds are one curve.
+
+    Without a path the figure itself, which a notebook shows.
+    """
+    from fedstill.report import canvas, plots
+
+    found = _read(runs)
+    drawn = {"round": plots.by_round, "bytes": plots.by_bytes}
+    if by not in drawn:
+        raise RunFolderError("by: " + unknown("axis", by, drawn))
+    figure = drawn[by](found)
+    return figure if path is None else canvas.save(figure, path)
+
+
+def _read(runs: Iterable[reader.Run | Path | str]) -> list[reader.Run]:
+    given = [runs] if isinstance(runs, (reader.Run, Path, str)) else runs
+    return [run if isinstance(run, reader.Run) else reader.read_run(run) for run in given]

@@ -1,0 +1,218 @@
+"""Runs of objects: in memory, in a folder, gone on with, compared and drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedstill
+from fedstill import Execution, Experiment, FedAvg, Local, Population
+from fedstill.core.errors import BadValue, RunFolderError
+from small_recipes import contents, last_weights, metrics, write_recipe
+from small_recipes import fedstill as command
+
+HERE = Execution(device="cpu")
+
+
+def arrays(seed: int = 0, count: int = 90) -> tuple[Any, Any]:
+    """Points around three centres."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % 3
+    return (3 * np.eye(3)[y] + rng.normal(size=(count, 3))).astype(np.float32), y
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layers(x)
+        return made
+
+
+def population(seed: int = 0) -> Population:
+    data = fedstill.split(*arrays(), partition=fedstill.Dirichlet(3, 1.0), seed=seed)
+    return Population(data, Net)
+
+
+def experiment(method: Any = None, rounds: int = 3, **options: Any) -> Experiment:
+    method = method or FedAvg(lr=0.1, batch_size=8)
+    return Experiment(method, population(), rounds=rounds, **options)
+
+
+def values(run: Any) -> list[Any]:
+    return [row for row in run.metrics if row.name != "seconds"]
+
+
+def test_a_run_in_memory_can_be_asked_for_everything() -> None:
+    seen: list[int] = []
+    run = fedstill.run(experiment(), execution=HERE, watch=lambda p: seen.append(p.round))
+    assert seen == [0, 1, 2, 3] and run.folder is None and run.pictures == []
+    curve = run.accuracy_by_round()
+    assert list(curve) == [1, 2, 3] and run.summary["average_accuracy"] == curve[3] > 1 / 3
+    assert run.summary["method"] == "fedavg" and run.summary["data"] == "arrays"
+    assert (
+        sum(row.bytes for row in run.traffic if row.direction == "up")
+        == (run.summary["traffic"]["up"]["said"]["bytes"])
+    )
+    assert run.notes[0].kind == "engine"
+    html = run._repr_html_()
+    assert "in memory" in html and f"{100 * curve[3]:.2f} %" in html
+
+
+def test_the_model_of_a_run_answers_as_it_was_scored() -> None:
+    planned = experiment()
+    run = fedstill.run(planned, execution=HERE)
+    trained = run.model()
+    assert trained.weights is not None and trained.network.title.endswith("Net")
+    test = planned.population.party(planned.population.clients[0]).test.all()
+    right = (trained(test.x).argmax(1) == test.y).double().mean()
+    assert float(right) == pytest.approx(run.accuracy_by_round()[3])
+    with pytest.raises(RunFolderError, match="client-00 remembers no model after this run; server"):
+        run.model(planned.population.clients[0])
+    with pytest.raises(RunFolderError, match="unknown party 'nobody'"):
+        run.model("nobody")
+
+
+def test_a_clients_own_model_is_had_by_its_name() -> None:
+    planned = experiment(Local(lr=0.1))
+    run = fedstill.run(planned, execution=HERE)
+    client = planned.population.clients[1]
+    test = planned.population.party(client).test.all()
+    right = (run.model(client)(test.x).argmax(1) == test.y).double().mean()
+    assert float(right) == pytest.approx(run.summary["local_accuracy_by_client"][client])
+
+
+def test_a_run_in_a_folder_equals_one_in_memory_and_is_read_back(tmp_path: Path) -> None:
+    alone = fedstill.run(experiment(), execution=HERE)
+    kept = fedstill.run(experiment(), execution=HERE, folder=tmp_path / "run", pictures=False)
+    assert values(kept) == values(alone) and kept.messages == list(alone.messages)
+    again = fedstill.read(tmp_path / "run")
+    assert again.summary == kept.summary and values(again) == values(kept)
+    weights = kept.model().weights
+    assert weights is not None
+    for name, tensor in (alone.model().weights or {}).items():
+        assert torch.equal(tensor, weights[name])
+    with pytest.raises(RunFolderError, match=r"begun from Python.*fedstill.read\(folder, exper"):
+        again.model()
+    assert fedstill.read(tmp_path / "run", experiment=experiment()).model().weights is not None
+    written = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert written["method"]["name"] == "fedavg" and written["method"]["lr"] == 0.1
+    assert written["models"]["server"]["name"].endswith(":Net")
+
+
+def test_a_run_that_goes_on_equals_an_unbroken_one_bit_for_bit(tmp_path: Path) -> None:
+    whole = fedstill.run(experiment(rounds=4), execution=HERE, folder=tmp_path / "whole")
+    first = fedstill.run(experiment(rounds=2), execution=HERE, folder=tmp_path / "part")
+    assert list(first.accuracy_by_round()) == [1, 2]
+    both = fedstill.run(experiment(rounds=4), execution=HERE, folder=tmp_path / "part", resume=True)
+    assert values(both) == values(whole)
+    assert last_weights(tmp_path / "part") == last_weights(tmp_path / "whole") != {}
+    assert metrics(tmp_path / "part") == metrics(tmp_path / "whole")
+    ended = fedstill.run(
+        experiment(rounds=4), execution=HERE, folder=tmp_path / "part", resume=True
+    )
+    assert values(ended) == values(whole)
+
+
+def test_resume_begins_where_nothing_is_and_needs_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    run = fedstill.run(experiment(rounds=1), execution=HERE, folder=folder, resume=True)
+    assert run.summary["rounds"] == 1
+    with pytest.raises(RunFolderError, match="a run goes on from its folder"):
+        fedstill.run(experiment(rounds=1), resume=True)
+    with pytest.raises(RunFolderError, match=r"already holds a run; go on with `fedstill.run\("):
+        fedstill.run(experiment(rounds=1), execution=HERE, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda e: replace(e, method=FedAvg(lr=0.2, batch_size=8)), "method.lr was 0.1, not 0.2"),
+        (lambda e: replace(e, seed=1), "run.seed was 0, not 1"),
+        (lambda e: replace(e, population=population(1)), "content.content was"),
+        (
+            lambda e: replace(e, population=Population(e.population.data, fedstill.MLP)),
+            ":Net', not 'mlp'",
+        ),
+        (lambda e: replace(e, sampling=fedstill.Sample(count=2)), "federation.sampling.name was"),
+    ],
+)
+def test_other_values_are_refused_with_what_differs(tmp_path: Path, change: Any, said: str) -> None:
+    planned = experiment(rounds=1)
+    fedstill.run(planned, execution=HERE, folder=tmp_path / "run", pictures=False)
+    before = contents(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="cannot go on with other values") as refused:
+        fedstill.run(change(planned), execution=HERE, folder=tmp_path / "run", resume=True)
+    assert said in str(refused.value)
+    assert contents(tmp_path / "run") == before
+
+
+def test_the_command_reads_such_folders_and_says_how_to_go_on(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        fedstill.run(
+            experiment(rounds=1, seed=seed), execution=HERE, folder=tmp_path / f"{seed}",
+            pictures=False, label="mine",
+        )  # fmt: skip
+    for name in ("compare", "curves"):
+        assert "mine" in command(name, tmp_path).out
+    assert "over seeds 0, 1" in command("compare", tmp_path).out  # two seeds of one setting
+    refused = command("resume", tmp_path / "0")
+    assert refused.code == 2 and "begun from Python" in refused.err
+    recipe = write_recipe(tmp_path / "recipe")
+    command("run", recipe, "run.rounds=1", "--out", tmp_path / "r")
+    with pytest.raises(RunFolderError, match="holds the run of a recipe; go on with `fedstill res"):
+        fedstill.run(experiment(), execution=HERE, folder=tmp_path / "r", resume=True)
+    assert fedstill.read(tmp_path / "r").model().weights is not None
+
+
+def test_runs_are_compared_and_drawn_together(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [
+        fedstill.run(experiment(method, rounds=2), execution=HERE)
+        for method in (FedAvg(lr=0.1), Local(lr=0.1))
+    ]
+    found = fedstill.compare(runs)
+    assert [group.name for group in found.groups] == ["fedavg", "local"]
+    assert "<table>" in found._repr_html_() and "fedavg" in found.as_markdown()
+    assert fedstill.plot(runs, tmp_path / "by.png") == tmp_path / "by.png"
+    figure: Any = fedstill.plot(runs, by="bytes")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert len(runs[0].plot().axes) == 1
+    with pytest.raises(RunFolderError, match="by: unknown axis 'time'"):
+        fedstill.plot(runs, by="time")  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_refused_when_the_experiment_is_made() -> None:
+    people = population()
+    with pytest.raises(BadValue, match="sampling: count = 9, but there are 3 clients"):
+        Experiment(FedAvg(), people, sampling=fedstill.Sample(count=9))
+    with pytest.raises(BadValue, match="topology: Star: DeSA speaks from client to client"):
+        Experiment(fedstill.DeSA(), people, topology=fedstill.Star())
+    with pytest.raises(BadValue, match="topology: Ring: neighbours = 7"):
+        Experiment(fedstill.DeSA(), people, topology=fedstill.Ring(7))
+    with pytest.raises(BadValue, match="public: FedDF needs public data"):
+        Experiment(fedstill.FedDF(), people)
+    with pytest.raises(BadValue, match="rounds = -1: must be at least 0"):
+        Experiment(FedAvg(), people, rounds=-1)
+    with pytest.raises(BadValue, match="population must be a Population, not a Collection"):
+        Experiment(FedAvg(), people.data)  # type: ignore[arg-type]
+    mixed = Population(people.data, Net, networks={people.clients[0]: fedstill.MLP})  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match="networks: FedAvg averages one network"):
+        Experiment(FedAvg(), mixed)
+
+
+def test_clients_are_joined_as_the_method_needs() -> None:
+    people = population()
+    names = people.clients
+    star, complete = (Experiment(m, people).graph for m in (FedAvg(), fedstill.DeSA()))
+    assert [len(star.neighbours[name]) for name in names] == [0, 0, 0]
+    assert [len(complete.neighbours[name]) for name in names] == [2, 2, 2]
