@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 import worlds
-from engines.fake_line import Threads, transports
 from fedstill.core import Data, Model, NodeId
 from fedstill.core.method import Method
 from fedstill.core.node import SERVER
 from fedstill.engines.play.in_process import InProcess
-from fedstill.engines.ranks.spread import Leader, Site, serve
+from fedstill.engines.ranks.leader import Leader
+from fedstill.engines.ranks.site import Site, serve
+from fedstill.engines.ranks.threads import Threads, transports
 from fedstill.federation.population import Party, Population
 
 

@@ -85,3 +85,22 @@ def test_a_run_may_get_more_metrics_when_it_goes_on(tmp_path: Path) -> None:
     assert said.code == 0, said.err
     found = fedstill("curves", tmp_path / "run", "--of", "auroc", "--format", "json")
     assert [row["round"] for row in json.loads(found.out)] == [4]
+
+
+def test_a_metric_of_a_file_is_shown_on_the_way_and_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def wrong(labels, logits):\n"
+        '    """How many answers are wrong."""\n'
+        "    return int((logits.argmax(1) != labels).sum())\n"
+        "wrong.lower_is_better = True\n"
+    )
+    recipe = write_recipe(tmp_path, run={"metrics": ["mine.py:wrong"]})
+    said = fedstill("run", recipe, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    errors = summary["metrics"]["wrong"]
+    assert f", wrong {errors['average']:.4f} →" in said.out
+    assert errors["average"] == pytest.approx(12 * (1 - summary["average_accuracy"]))
+    by_round = fedstill("curves", tmp_path / "run", "--of", "wrong", "--format", "json").out
+    values = [row["wrong"] for row in json.loads(by_round)]
+    assert errors["best_average"] == min(values)

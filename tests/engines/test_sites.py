@@ -11,17 +11,18 @@ import torch
 
 import worlds
 from contract.small import small
-from engines.fake_line import Threads
 from fedstill.channels import Channel, TopK
 from fedstill.core.errors import BadValue, RankError, WireError
 from fedstill.core.method import Method, Scored
 from fedstill.core.node import SERVER, Node
 from fedstill.core.records import NodeId, State
 from fedstill.engines.play.in_process import InProcess
-from fedstill.engines.ranks import protocol
+from fedstill.engines.ranks import letters, protocol
+from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import Late
 from fedstill.engines.ranks.shelf import Shelf
-from fedstill.engines.ranks.spread import Leader, Site
+from fedstill.engines.ranks.site import Site
+from fedstill.engines.ranks.threads import Threads
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
@@ -160,15 +161,15 @@ def test_what_another_sends_is_read_with_the_limits_for_strangers() -> None:
         line = Threads(0, 2, {}, one_job)
         assert protocol.limits_of(line) == limits
     with pytest.raises(WireError, match=r"bytes came as torch.bfloat16 of shape \[2\]"):
-        protocol.as_bytes(torch.ones(2, dtype=torch.bfloat16))
-    letters = protocol.Letters([Scored])  # type: ignore[list-item]
+        letters.as_bytes(torch.ones(2, dtype=torch.bfloat16))
+    opener = letters.Letters([Scored])  # type: ignore[list-item]
     for kind in (-1, 1):
         letter = protocol.Letter(kind, torch.zeros(3, dtype=torch.uint8), ())
         with pytest.raises(WireError, match=f"a letter of kind {kind} came, the method has 1"):
-            letters.opened((letter,), torch.device("cpu"))
+            opener.opened((letter,), torch.device("cpu"))
     for place in (-1, 1):
         with pytest.raises(WireError, match=f"letter {place} is named, but 1 came"):
-            protocol.at_place([letters], place)  # type: ignore[list-item]
+            letters.at_place([opener], place)  # type: ignore[list-item]
 
 
 def test_a_site_keeps_its_memory_to_itself() -> None:

@@ -208,5 +208,8 @@ def test_parts_of_a_metric_go_the_way_it_goes():
     log = server_log()
     for round, value in {1: 0.3, 2: 0.1}.items():
         log.write(Number(round, "evaluate", "server", "errors.far", "a", value))
-    found = summarise(log.rows(), lower_is_better=["errors"])["metrics"]["errors.far"]
-    assert found["best_average_round"] == 2
+    for name in ("errors", "errors.far"):
+        found = summarise(log.rows(), lower_is_better=[name])["metrics"]["errors.far"]
+        assert found["best_average_round"] == 2
+    found = summarise(log.rows(), lower_is_better=["error"])["metrics"]["errors.far"]
+    assert found["best_average_round"] == 1

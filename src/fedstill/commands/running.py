@@ -127,12 +127,13 @@ def _run_all(
 
 def _result(folder: Path, metric: str) -> str:
     """The average that stands for a run, and that of the metric named first in its recipe."""
+    from fedstill.metrics import name_of
     from fedstill.report.groups import scores_of
 
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     names = ("average_accuracy", "averaged_global_accuracy", "averaged_local_accuracy")
     said = []
-    for name in dict.fromkeys(("accuracy", metric)):
+    for name in dict.fromkeys(("accuracy", name_of(metric))):
         table = scores_of(summary, name)
         scores = [table[score] for score in names if table.get(score) is not None]
         percent = name == "accuracy"

@@ -46,7 +46,7 @@ def summarise(
         **facts,
         **_scores(rows, "accuracy"),
         "metrics": {
-            name: _without_accuracy(_scores(rows, name, name.split(".")[0] in lower_is_better))
+            name: _without_accuracy(_scores(rows, name, _among(name, lower_is_better)))
             for name in others
         },
         "traffic": traffic(rows.messages),
@@ -58,6 +58,11 @@ def summarise(
 def write_summary(folder: Path | str, summary: dict[str, Any]) -> None:
     """Write summary.json, which marks the run as finished."""
     write_json(Path(folder) / "summary.json", summary)
+
+
+def _among(name: str, metrics: Collection[str]) -> bool:
+    """Whether a name is that of a metric, or of one of its several numbers."""
+    return any(name == metric or name.startswith(f"{metric}.") for metric in metrics)
 
 
 def short(key: str) -> str:

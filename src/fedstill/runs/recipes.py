@@ -11,7 +11,7 @@ from fedstill.core.errors import RecipeError, RunFolderError
 from fedstill.engines import checkpoint
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
-from fedstill.engines.ranks.spread import Site
+from fedstill.engines.ranks.site import Site
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Watch

@@ -18,8 +18,8 @@ from fedstill.engines import checkpoint
 from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
-from fedstill.engines.ranks.spread import Leader
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Progress, Save, Watch, run
 from fedstill.logbook.environment import environment

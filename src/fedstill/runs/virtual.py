@@ -7,8 +7,9 @@ from dataclasses import replace
 from fedstill.core.data import Data
 from fedstill.core.records import NodeId
 from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import LEADER, Transport
-from fedstill.engines.ranks.spread import Leader, Site, serve
+from fedstill.engines.ranks.site import Site, serve
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run

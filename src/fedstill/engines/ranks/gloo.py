@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from fedstill.core.errors import RankError
-from fedstill.engines.ranks.protocol import Disconnected, as_bytes, as_tensor
+from fedstill.engines.ranks.letters import as_bytes, as_tensor
+from fedstill.engines.ranks.protocol import Disconnected
 
 PATIENCE = timedelta(days=365)  # a rank that dies is noticed at once; a long step is no fault
 CHUNK = 1 << 30  # bytes sent at once

@@ -10,18 +10,16 @@ from __future__ import annotations
 import struct
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
-from fedstill.channels.coded import Layer, unwrapped, wrapped
 from fedstill.core.errors import FedstillError, RankError, WireError
-from fedstill.core.records import Message, NodeId, Record, State
+from fedstill.core.records import Record, State
 from fedstill.wire import codec
 
 LEADER = 0
@@ -325,111 +323,3 @@ def excuse(transport: Transport, error: Exception) -> None:
         if isinstance(request, Over):
             return
         say(transport, LEADER, failed(error), number)
-
-
-class Letters:
-    """Messages as bytes; one that several hear is written once."""
-
-    def __init__(
-        self,
-        kinds: list[type[Message]],
-        held: Sequence[type[Record]] = (),
-        limits: codec.Limits = codec.OWN,
-    ):
-        self.kinds, self.held, self.limits = kinds, held, limits
-        self._written: dict[int, Letter] = {}
-
-    def enclosed(
-        self, mail: Mapping[NodeId, Mapping[NodeId, Message]]
-    ) -> tuple[dict[str, dict[str, int]], tuple[Letter, ...]]:
-        """Mappings of messages as places in a list of letters."""
-        places: dict[int, int] = {}
-        letters: list[Letter] = []
-        table: dict[str, dict[str, int]] = {}
-        for node, messages in mail.items():
-            for message in messages.values():
-                if id(message) not in places:
-                    places[id(message)] = len(letters)
-                    letters.append(self._letter(message))
-            table[node] = {name: places[id(message)] for name, message in messages.items()}
-        return table, tuple(letters)
-
-    def opened(self, letters: tuple[Letter, ...], device: torch.device) -> list[Message]:
-        """The messages; one that several hear is one object again."""
-        return [self._opened(one, device) for one in letters]
-
-    def _opened(self, letter: Letter, device: torch.device) -> Message:
-        if not 0 <= letter.kind < len(self.kinds):
-            raise WireError(
-                f"a letter of kind {letter.kind} came, the method has {len(self.kinds)}"
-            )
-        kind = self.kinds[letter.kind]
-        message = decoded(letter.data, kind, device, self.held, self.limits)
-        layers = (decoded(data, Layer, device, (), self.limits) for data in letter.layers)
-        return wrapped(message, tuple(layers))
-
-    def _letter(self, message: Message) -> Letter:
-        if id(message) not in self._written:
-            innermost, layers = unwrapped(message)
-            kind = type(innermost)
-            if kind not in self.kinds:
-                raise RankError(
-                    f"{kind.__name__} is sent, but no step of the method has it in its hints; "
-                    "over several ranks, hint the very class that a step returns"
-                )
-            self._written[id(message)] = Letter(
-                self.kinds.index(kind),
-                as_tensor(codec.encode(innermost)),
-                tuple(as_tensor(codec.encode(layer)) for layer in layers),
-            )
-        return self._written[id(message)]
-
-
-def packed(state: State | None) -> Tensor | None:
-    """A memory as bytes."""
-    return None if state is None else as_tensor(codec.encode(state))
-
-
-def at_place(messages: Sequence[Message], place: int) -> Message:
-    """The message at a place in a list of letters."""
-    if not 0 <= place < len(messages):
-        raise WireError(f"letter {place} is named, but {len(messages)} came")
-    return messages[place]
-
-
-def unpacked(
-    data: Tensor | None,
-    kind: type[State] | None,
-    device: torch.device | str,
-    held: Sequence[type[Record]] = (),
-    limits: codec.Limits = codec.OWN,
-) -> State | None:
-    """The memory that `packed` wrote."""
-    if data is None:
-        return None
-    if kind is None:
-        raise RankError("a node remembers something, but no step hints its memory")
-    return decoded(data, kind, device, held, limits)
-
-
-def decoded(
-    data: Tensor,
-    kind: type[R],
-    device: torch.device | str,
-    held: Sequence[type[Record]] = (),
-    limits: codec.Limits = codec.OWN,
-) -> R:
-    """A record that another rank wrote."""
-    return codec.decode(as_bytes(data), kind, limits=limits, device=device, held=held)
-
-
-def as_tensor(data: bytes) -> Tensor:
-    """Bytes as a tensor of their own."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def as_bytes(data: Tensor) -> memoryview:
-    """The bytes of such a tensor, where they are."""
-    if data.dtype is not torch.uint8 or data.dim() != 1:
-        raise WireError(f"bytes came as {data.dtype} of shape {list(data.shape)}")
-    return data.numpy().data

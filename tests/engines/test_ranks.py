@@ -20,7 +20,7 @@ import torch
 import worlds
 from contract.small import small
 from engines import rank_jobs
-from engines.fake_line import spread, transports
+from engines.fake_line import spread
 from engines.rank_jobs import ended, job, start
 from fedstill.channels import EightBit, TopK
 from fedstill.core.errors import RankError
@@ -30,8 +30,11 @@ from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks import letters
 from fedstill.engines.ranks import protocol as talk
-from fedstill.engines.ranks.spread import Leader, Site, owners
+from fedstill.engines.ranks.leader import Leader, owners
+from fedstill.engines.ranks.site import Site
+from fedstill.engines.ranks.threads import transports
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.logbook.writer import MemoryLog
@@ -409,7 +412,7 @@ def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:
         """More than was said."""
 
     with pytest.raises(RankError, match="Longer is sent, but no step of the method has it"):
-        talk.Letters([Word]).enclosed({"c0": {"": Longer(torch.zeros(1))}})
+        letters.Letters([Word]).enclosed({"c0": {"": Longer(torch.zeros(1))}})
 
 
 def test_torchrun_starts_it(tmp_path: Path) -> None:
