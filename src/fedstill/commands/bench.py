@@ -224,8 +224,10 @@ def _timed(
         return found
     each = [1000 * seconds / (sizes.steps * sizes.clients) for seconds in found.seconds]
     found.milliseconds = {
-        "median": statistics.median(each), "lowest": min(each), "highest": max(each)
-    }  # fmt: skip
+        "median": statistics.median(each),
+        "lowest": min(each),
+        "highest": max(each),
+    }
     found.peak_bytes = _peak(device)
     return found
 

@@ -52,15 +52,15 @@ def options(
 
 def joined_seeds(arguments: Sequence[str]) -> list[str]:
     """`--seeds 0 1 2` as one argument, so that it may stand before or after others."""
-    made: list[str] = []
+    joined: list[str] = []
     listing = False
     for argument in arguments:
         if listing and argument.isdigit():
-            made[-1] += f",{argument}"
+            joined[-1] += f",{argument}"
             continue
-        listing = argument.startswith("--seeds=") or made[-1:] == ["--seeds"]
-        made.append(argument)
-    return made
+        listing = argument.startswith("--seeds=") or joined[-1:] == ["--seeds"]
+        joined.append(argument)
+    return joined
 
 
 def check_options(arguments: Sequence[str]) -> None:

@@ -49,11 +49,11 @@ def show(
         max(1, classes - 1) if held is None else held,
         public=public if recipe.method.needs_public else 0,
     )
-    found = shows.shown(recipe.method, method, stage)
+    described = shows.shown(recipe.method, method, stage)
     if form is Form.json:
-        listings.print_json(found)
+        listings.print_json(described)
     else:
-        listings.print_method(found, form)
+        listings.print_method(described, form)
 
 
 def compare(
@@ -73,18 +73,18 @@ def compare(
     """Compare runs: one table, mean and spread over seeds."""
     from fedstill.report.tables import comparison
 
-    found = comparison(run_folders(folders), metric)
+    table = comparison(run_folders(folders), metric)
     listings.print_as(
         form,
-        found.as_dict,
-        partial(found.as_markdown, by_client=by_client),
-        partial(found.as_rich, by_client=by_client),
+        table.as_dict,
+        partial(table.as_markdown, by_client=by_client),
+        partial(table.as_rich, by_client=by_client),
     )
     if picture is not None:
         from fedstill.report import plots
 
         with drawing():
-            plots.comparison_bars(found, picture)
+            plots.comparison_bars(table, picture)
         typer.echo(f"drawn: {picture}", err=True)
 
 
@@ -102,16 +102,16 @@ def matrix(
     from fedstill.report import matrices
     from fedstill.report.tables import comparison
 
-    found = matrices.crossed(comparison(run_folders(folders)))
+    crossed = matrices.crossed(comparison(run_folders(folders)))
     listings.print_as(
         form,
-        lambda: [each.as_dict() for each in found],
-        lambda: "\n".join(each.as_markdown() for each in found),
-        lambda: Group(*(each.as_rich() for each in found)),
+        lambda: [each.as_dict() for each in crossed],
+        lambda: "\n".join(each.as_markdown() for each in crossed),
+        lambda: Group(*(each.as_rich() for each in crossed)),
     )
     if picture is not None:
         with drawing():
-            drawn = matrices.draw(found, picture)
+            drawn = matrices.draw(crossed, picture)
         for path in drawn:
             typer.echo(f"drawn: {path}", err=True)
 
@@ -142,8 +142,8 @@ def curves(
     runs = [read_run(folder) for folder in run_folders(folders)]
     names = list(dict.fromkeys(of or ()))
     people = form is not Form.json
-    found = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)
-    listings.print_rows(found, form)
+    table = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)
+    listings.print_rows(table, form)
     if picture is not None:
         from fedstill.report import plots
 

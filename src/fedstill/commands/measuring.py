@@ -38,15 +38,15 @@ def bench(
     where = Execution(device=device).torch_device
     reduced = where.type == "cpu" if small is None else small
     target = runs.fresh_folder(out)
-    found = []
+    results = []
     for name in wanted:
         sizes = benches.BENCHMARKS[name].sizes(reduced)
-        found.append(benches.measured(name, where, sizes=sizes, repeat=repeat, compile=compile))
-        benches.write(found[-1], target)
+        results.append(benches.measured(name, where, sizes=sizes, repeat=repeat, compile=compile))
+        benches.write(results[-1], target)
     if form is Form.json:
-        listings.print_json(found)
+        listings.print_json(results)
         return
-    listings.print_rows(benches.rows(found), form)
-    for each in found:
+    listings.print_rows(benches.rows(results), form)
+    for each in results:
         typer.echo(benches.explained(each))
     typer.echo(f"ms: for one client and one step, the median of {repeat}; raw numbers → {target}")

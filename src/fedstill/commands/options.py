@@ -59,9 +59,9 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """Each folder that holds a run, in or below the given ones."""
     from fedstill.logbook.reader import DESCRIPTIONS
 
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in paths:
         files = (file for name in DESCRIPTIONS for file in path.rglob(name))
         below = sorted({file.parent for file in files}) if path.is_dir() else []
-        found += below or [path]
-    return found
+        folders += below or [path]
+    return folders

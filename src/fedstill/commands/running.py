@@ -85,13 +85,13 @@ def demo(
     target = runs.fresh_folder(out)
     pairs = runs.folders_for(recipes, [recipes[0].run.seed], target)
     _run_all(pairs, quiet, partial(runs.begin, line=job.obj), named=False)
-    found = comparison([folder for _, folder in pairs])
-    listings.console().print(found.as_rich())
+    table = comparison([folder for _, folder in pairs])
+    listings.console().print(table.as_rich())
     drawn = pictures.pictures_of(target)
     try:
         every = [read_run(folder) for _, folder in pairs]
         drawn += [
-            plots.comparison_bars(found, target / "comparison.png"),
+            plots.comparison_bars(table, target / "comparison.png"),
             plots.accuracy_by_round(every, target / "accuracy-by-round.png"),
             plots.accuracy_by_bytes(every, target / "accuracy-by-bytes.png"),
             plots.accuracy_by_floats(every, target / "accuracy-by-floats.png"),
@@ -145,11 +145,11 @@ def seed_numbers(text: str) -> list[int]:
     from fedstill.core.errors import RecipeError
 
     try:
-        found = [int(part) for part in text.replace(",", " ").split()]
+        numbers = [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        found = []
-    if not found or len({*found}) < len(found) or min(found) < 0:
+        numbers = []
+    if not numbers or len({*numbers}) < len(numbers) or min(numbers) < 0:
         raise RecipeError(
             f"--seeds {text}: write whole numbers from 0 on, each once, e.g. --seeds 0 1 2"
         )
-    return found
+    return numbers

@@ -43,4 +43,4 @@ __all__ = [
     "scheduled",
     "seeds",
     "trees",
-]  # fmt: skip
+]

@@ -186,8 +186,11 @@ def referred(reference: str) -> Any:
     value: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
     for part in name.split("."):
         if not hasattr(value, part):
-            public = [n for n in vars(value) if not n.startswith("_")] if hasattr(
-                value, "__dict__") else []  # fmt: skip
+            public = (
+                [n for n in vars(value) if not n.startswith("_")]
+                if hasattr(value, "__dict__")
+                else []
+            )
             raise BadValue(f"{place}: " + unknown("name", part, public))
         value = getattr(value, part)
     return value

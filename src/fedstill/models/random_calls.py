@@ -83,9 +83,7 @@ def _channel_dropout(
     return _dropped(mode, input, p, training, shape)
 
 
-def _dropped(
-    mode: Seeded, x: Tensor, p: float, training: bool, shape: Sequence[int]
-) -> Tensor:  # fmt: skip
+def _dropped(mode: Seeded, x: Tensor, p: float, training: bool, shape: Sequence[int]) -> Tensor:
     kept = mode.kept(x, p, shape) if training and p > 0 else None
     if kept is None:
         return x
@@ -107,7 +105,7 @@ def _alpha_channel_dropout(
 
 def _self_normalised(
     mode: Seeded, x: Tensor, p: float, training: bool, shape: Sequence[int]
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Klambauer et al. 2017: what is dropped takes the lowest value, mean and variance stay."""
     kept = mode.kept(x, p, shape) if training and 0 < p < 1 else None
     if kept is None:

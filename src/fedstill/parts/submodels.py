@@ -33,7 +33,7 @@ __all__ = [
     "random_units",
     "rolling_units",
     "unfit",
-]  # fmt: skip
+]
 
 
 class SubModel(NamedTuple):

@@ -53,7 +53,7 @@ async def warmed_up(
 ) -> SyntheticSet:
     """A set matched to the node's data under fresh random networks, the same for all nodes.
 
-    It depends on data, settings, network and seed alone; where the node has a store, it is made
+    It depends on data, settings, network and seed alone; where the node has a cache, it is made
     once and found again by them. The networks are of the node's own kind unless `model` is given.
     """
     kind = model or node.model
@@ -74,7 +74,7 @@ async def warmed_up(
     networks = random_networks.networks(
         seed, kind.samples, sum(kind.floats().values()), node.device
     )
-    made = await matching.matched(node, first, networks, kind)
+    matched = await matching.matched(node, first, networks, kind)
     if node.cache is not None:
-        node.cache.keep(key, Kept(key, made.images, made.share, made.classes))
-    return made
+        node.cache.keep(key, Kept(key, matched.images, matched.share, matched.classes))
+    return matched

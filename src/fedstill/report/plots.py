@@ -120,9 +120,12 @@ def logged_by_round(runs: Sequence[Run], names: Sequence[str], path: Path | str)
         for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
-        [handles[method] for method in methods], methods, loc="outside right upper",
-        fontsize=8.5, frameon=False,
-    )  # fmt: skip
+        [handles[method] for method in methods],
+        methods,
+        loc="outside right upper",
+        fontsize=8.5,
+        frameon=False,
+    )
     return canvas.save(figure, path)
 
 

@@ -85,8 +85,10 @@ def encode(record: Record) -> bytes:
         begin, end = end, end + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape)
         entries[name] = {
-            "dtype": _CODES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]
-        }  # fmt: skip
+            "dtype": _CODES[tensor.dtype],
+            "shape": shape,
+            "data_offsets": [begin, end],
+        }
         payload.append(tensor.reshape(-1).view(torch.uint8).numpy())
     try:
         header = _json(entries, ascii_only=False).encode()
@@ -373,12 +375,12 @@ def _parsed(text: bytes, root: str, part: str) -> Any:
     """Strict JSON: UTF-8, no name twice, no NaN, no nesting without end."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        table: dict[str, Any] = {}
         for name, value in pairs:
-            if name in made:
+            if name in table:
                 raise ValueError(f"the name {_shown(name)} stands twice")
-            made[name] = value
-        return made
+            table[name] = value
+        return table
 
     def constant(word: str) -> NoReturn:
         raise ValueError(f"{word} is not JSON")
