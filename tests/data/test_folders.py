@@ -131,10 +131,88 @@ def test_a_cut_off_image_is_named(hospital):
         load("own", clients={"a": hospital})
 
 
-def test_sixteen_bit_images_are_refused_instead_of_cut(hospital):
-    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(hospital / "cat" / "deep.png")
-    with pytest.raises(DataError, match=r"deep\.png has pixels of mode I;16.*convert it first"):
+def test_all_broken_files_of_all_clients_are_named_at_once(tmp_path, hospital):
+    for name in ("cat/one.png", "dog/two.png"):
+        (hospital / name).write_bytes(b"not a picture")
+    other = tmp_path / "other"
+    picture(other / "cat" / "0.png")
+    (other / "cat" / "three.png").write_bytes(b"")
+    with pytest.raises(DataError) as refusal:
+        load("own", clients={"a": hospital, "b": other})
+    first, *lines = str(refusal.value).splitlines()
+    assert first.startswith("3 image files cannot be read; mend or remove them, or set")
+    assert [name in line for name, line in zip(("one", "two", "three"), lines, strict=True)]
+
+
+def test_of_very_many_broken_files_some_are_named_and_the_rest_counted(hospital):
+    for number in range(25):
+        (hospital / "cat" / f"bad-{number:02}.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"25 image files(.|\n)*bad-19.png(.|\n)*and 5 more"):
         load("own", clients={"a": hospital})
+
+
+def test_broken_files_are_left_out_only_where_that_is_asked_for(hospital):
+    whole = load("own", clients={"a": hospital})
+    (hospital / "cat" / "broken.png").write_bytes(b"not a picture")
+    rest = load("own", clients={"a": hospital}, skip_broken=True)
+    assert rest.digest() == whole.digest()
+    assert rest.notes[0].startswith("1 image file that cannot be read left out: ")
+    with pytest.raises(DataError, match="skip_broken must be true or false, but is 'yes'"):
+        load("own", clients={"a": hospital}, skip_broken="yes")
+
+
+def test_a_client_all_of_whose_files_are_broken_is_refused_all_the_same(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "broken.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match="1 image file cannot be read"):
+        load("own", clients={"a": tmp_path})
+    with pytest.raises(DataError, match="has no images in its class folders"):
+        load("own", clients={"a": tmp_path}, skip_broken=True)
+
+
+def test_pictures_of_sixteen_bits_are_scaled_to_eight(tmp_path):
+    # 65535 becomes 255, so 13107, a fifth, becomes 51; with white = 13107 it becomes 255.
+    for name in ("0.png", "1.png"):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), 13_107, np.uint16)).save(tmp_path / "cat" / name)
+    made = load("own", clients={"a": tmp_path})
+    assert set(made.sites[0].pool.inputs.flatten().tolist()) == {51}
+    assert made.shape == (3, 8, 8)
+    assert made.notes == (
+        "2 pictures of 16 bits became 8 bits, 65535 as 255; the largest value is 13107: "
+        "white = 13107 would keep more",
+    )
+    bright = load("own", clients={"a": tmp_path}, white=13_107, channels=1)
+    assert set(bright.sites[0].pool.inputs.flatten().tolist()) == {255}
+    with pytest.raises(DataError, match="white must be a whole number above 0, but is 0"):
+        load("own", clients={"a": tmp_path}, white=0)
+
+
+def test_pixels_that_are_neither_eight_nor_sixteen_bits_are_refused(hospital):
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(hospital / "cat" / "deep.tif")
+    with pytest.raises(DataError, match=r"deep\.tif has pixels of mode F.*convert it first"):
+        load("own", clients={"a": hospital})
+
+
+def test_files_that_are_not_images_are_named_in_a_note(hospital):
+    for name in ("a.dcm", "b.DCM", "readme"):
+        (hospital / "cat" / name).write_text("")
+    (hospital / "dog" / ".hidden").write_text("")
+    assert load("own", clients={"a": hospital}).notes == (
+        "files that are not read as images were passed over: .dcm (2), readme (1)",
+    )
+
+
+def test_a_file_of_feature_vectors_is_a_client(tmp_path):
+    rows = np.arange(20.0).reshape(10, 2)
+    np.savez(tmp_path / "a.npz", train_features=rows, train_labels=np.arange(10) % 2)
+    made = load("own", clients={"a": tmp_path / "a.npz"})
+    assert made.shape == (2,) and len(made.sites[0]) == 8
+    with pytest.raises(DataError, match="only these are resized"):
+        load("own", clients={"a": tmp_path / "a.npz"}, size=8)
+    np.savez(tmp_path / "b.npz", train_features=rows * np.nan, train_labels=np.arange(10) % 2)
+    with pytest.raises(DataError, match=r"b.npz: train_features must be finite .* 10 of 10"):
+        load("own", clients={"b": tmp_path / "b.npz"})
 
 
 def test_classes_that_do_not_agree_are_named(tmp_path, hospital):

@@ -333,7 +333,7 @@ def test_parts_of_the_base_are_scored_beside_the_server() -> None:
 
 
 def test_images_are_needed() -> None:
-    with pytest.raises(BadValue, match="a generator of images needs"):
+    with pytest.raises(BadValue, match="its generator makes images"):
         played(DFRD(**LITTLE), vectors(), 1)
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import Batch, Weights
-from fedstill.core.errors import BadValue, StepError
+from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.vhl import VHL, Mixed, Virtual
 from fedstill.parts.losses import supervised_contrastive
-from worlds import CLASSES, engine_for, pictures, played, vectors
+from worlds import CLASSES, engine_for, pictures, played
 
 COMMON: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9}
 SMALL: dict[str, Any] = {**COMMON, "per_class": 3, "virtual_batch": 5, "generator_width": 4}
@@ -156,11 +156,6 @@ def test_the_set_travels_once_as_one_number_or_as_images(sharing: Any, floats: i
 
 def test_the_seed_message_counts_one() -> None:
     assert sum(Virtual(12, torch.empty(0)).floats().values()) == 1
-
-
-def test_data_that_are_no_images_are_refused() -> None:
-    with pytest.raises(StepError, match=r"needs \[channel, height, width\], not \(4,\)"):
-        played(VHL(**SMALL), vectors(), rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from fedstill.parts.synthetic_sets import (
     mean_over_holders,
     scaled,
 )
-from fedstill.parts.warm_up import Kept, convnet_for, warmed_up
+from fedstill.parts.warm_up import Kept, plain_network, warmed_up
 from worlds import finished
 
 LINEAR = MLP((1, 2, 3), 4, hidden=())  # features are the pixels, logits a linear map of them
@@ -450,22 +450,23 @@ def test_the_networks_of_a_warm_up_are_the_same_for_all_and_differ_from_step_to_
     ("shape", "depth"),
     [((3, 32, 32), 3), ((1, 28, 28), 3), ((3, 8, 9), 3), ((3, 7, 32), 2), ((1, 2, 3), 1)],
 )
-def test_the_convnet_for_an_image_has_three_blocks_or_as_many_as_can_be_pooled(
+def test_the_plain_network_for_an_image_has_three_blocks_or_as_many_as_can_be_pooled(
     shape: tuple[int, ...], depth: int
 ) -> None:
-    made = convnet_for(MLP(shape, 4))
+    made = plain_network(MLP(shape, 4))
     assert made == ConvNet(shape, 4, depth=depth, width=128, norm="instance")
     assert made.initial()
 
 
-def test_a_vector_has_no_convnet() -> None:
-    with pytest.raises(BadValue, match=r"not \(5,\)"):
-        convnet_for(MLP((5,), 4))
+def test_the_plain_network_for_a_vector_has_three_linear_layers() -> None:
+    assert plain_network(MLP((5,), 4), width=6) == MLP((5,), 4, hidden=(6, 6, 6))
+    with pytest.raises(BadValue, match=r"or for vectors, not for inputs of shape \(5, 2\)"):
+        plain_network(MLP((5, 2), 4))
 
 
 def test_a_set_matched_under_convnets_does_not_depend_on_the_nodes_own_network() -> None:
     shape = (1, 8, 8)
-    own, under = MLP(shape, 3), convnet_for(MLP(shape, 3), width=4)
+    own, under = MLP(shape, 3), plain_network(MLP(shape, 3), width=4)
     matching = Matching(steps=3, lr=0.5, real_batch=4, outputs="stages and logits", deep_first=True)
     made = [
         warm(matching=matching, model=model, under=under, data=pictures([6, 4, 5], shape)).images
@@ -663,9 +664,15 @@ def test_training_without_augmentation_leaves_images_as_they_are() -> None:
     assert all(torch.equal(batch.augmented(), batch.x) for batch in batches)
 
 
-def test_a_vector_counts_as_a_picture_of_one_row() -> None:
-    assert image_size(MLP((4,), 2)) == (1, 4)
+def test_a_vector_is_not_augmented() -> None:
+    assert image_size(MLP((4,), 2)) is None
     assert image_size(MLP((3, 8, 9), 2)) == (8, 9)
+    drawn = augmentations(
+        generator(0, "choice"), generator(0, "own"), "color_crop", 3, groups=2, image=None
+    )
+    assert [only for only, _ in drawn] == ["none"] * 3
+    x = torch.arange(24.0).reshape(2, 3, 4)  # [class, vector, feature]
+    assert torch.equal(augment.apply(x, drawn[0][1], only="none"), x)
 
 
 def test_iterations_can_be_stacked() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.errors import StepError
+from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.engines.play.batched import Batched
 from fedstill.methods.fedavg import FedAvg
@@ -88,5 +88,5 @@ def test_views_change_training_and_engines_agree_on_them() -> None:
 
 
 def test_examples_that_are_no_images_have_no_views() -> None:
-    with pytest.raises(StepError, match="not examples of shape \\(4,\\)"):
+    with pytest.raises(BadValue, match="not examples of shape \\(4,\\)"):
         played(FedAvg(views="crop_flip"), vectors(), 1)

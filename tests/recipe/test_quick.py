@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RecipeError
+from fedstill.data import Dirichlet, Iid
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import overridden, quickened, read_recipe
 
@@ -38,7 +39,7 @@ def test_values_change_in_the_variant_alone_and_no_fault_is_left():
     made = quick(run__rounds=1, data__name="digits5", data__partition__clients=3)
     (first, *_) = checked(made)
     assert (first.run.rounds, first.data.name) == (1, "digits5")
-    assert first.data.partition == {"kind": "dirichlet", "clients": 3, "alpha": 0.1}
+    assert first.data.partition == Dirichlet(clients=3, alpha=0.1)
     assert BASE["run"]["rounds"] == 20 and BASE["data"]["partition"]["clients"] == 10
 
 
@@ -90,7 +91,7 @@ def test_keys_without_quotes_are_the_same(tmp_path):
     )
     (recipe,) = checked(read_recipe(path, quick=True))
     assert (recipe.run.rounds, recipe.data.name) == (2, "digits5")
-    assert recipe.data.partition == {"kind": "iid", "clients": 3}
+    assert recipe.data.partition == Iid(clients=3)
     assert checked(read_recipe(path))[0].run.rounds == 10
 
 

@@ -24,7 +24,6 @@ from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, Weights
 from fedstill.core.seeds import draw, generator
 from fedstill.federation.cache import FolderCache
-from fedstill.methods.virtual import Virtual
 from fedstill.parts.losses import mmd
 from fedstill.recipe.build import execution_of, experiment_of
 from fedstill.recipe.tables import Recipe
@@ -95,7 +94,7 @@ def measured(recipe: Recipe, most: int = 100) -> tuple[list[Cloud], list[Cloud]]
             "data.virtual.per_class=10 data.virtual.warm_up_steps=300"
         )
     execution, experiment = execution_of(recipe), experiment_of(recipe)
-    virtual, cache = Virtual(**recipe.data.virtual), FolderCache(recipe.run.cache_dir)
+    virtual, cache = recipe.data.virtual, FolderCache(recipe.run.cache_dir)
     seed = recipe.run.seed
     with execution.applied(experiment.networks):
         population = experiment.population.on(execution.torch_device)

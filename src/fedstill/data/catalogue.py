@@ -84,6 +84,8 @@ def _own(
         channels=channels,
         test_share=options.get("test_share", 0.2),
         seed=options.get("split_seed", 0),
+        skip_broken=options.get("skip_broken", False),
+        white=options.get("white", 65535),
     )
     clients = {} if clients is None else clients
     if not isinstance(clients, Mapping):
@@ -143,7 +145,16 @@ DATASETS: dict[str, Entry] = {
         "own",
         "your own images: for each client a folder of class folders or an .npz file",
         _own,
-        options=("clients", "class_names", "test_share", "split_seed", "mean", "std"),
+        options=(
+            "clients",
+            "class_names",
+            "test_share",
+            "split_seed",
+            "mean",
+            "std",
+            "skip_broken",
+            "white",
+        ),
     ),
 }
 

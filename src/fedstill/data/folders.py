@@ -6,8 +6,9 @@ each. Without them, and without test arrays in a file, a fixed stratified part b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedstill.core.errors import DataError
 from fedstill.data.archives import read_arrays, read_part, words
 from fedstill.data.datasets import shaped
 from fedstill.data.images import (
+    as_bytes,
     matching_statistics,
     resized,
     statistics,
@@ -28,6 +30,8 @@ from fedstill.data.sites import Collection, Examples, merged, whole_site
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits a channel or less
+DEEP = ("I;16", "I;16B", "I;16L", "I")  # grey, sixteen bits
+MOST_NAMED = 20  # files in a message
 LAYOUTS = (
     "folders of images named by class, or train and test with such folders each, or an .npz file"
 )
@@ -41,6 +45,57 @@ class Reading:
     channels: int | None = None  # None: 3 for folders, as stored for files
     test_share: float = 0.2  # where a client brings no test set
     seed: int = 0  # of that split
+    skip_broken: bool = False  # leave out image files that cannot be read
+    white: int = 65535  # what becomes 255 in pictures of sixteen bits
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.skip_broken, bool):
+            raise DataError(f"skip_broken must be true or false, but is {self.skip_broken!r}")
+        if isinstance(self.white, bool) or not isinstance(self.white, int) or self.white < 1:
+            raise DataError(f"white must be a whole number above 0, but is {self.white!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Finds:
+    """What was met on the way through image files."""
+
+    broken: list[str] = field(default_factory=list)  # a line for each file that cannot be read
+    passed_over: Counter[str] = field(default_factory=Counter)  # endings that are not images
+    deep: list[int] = field(default_factory=list)  # the largest value of each picture of 16 bits
+
+    def check(self, reading: Reading) -> None:
+        """Raise with all files that cannot be read, unless they are to be left out."""
+        if self.broken and not reading.skip_broken:
+            lines = [f"- {line}" for line in self.broken[:MOST_NAMED]]
+            more = len(self.broken) - len(lines)
+            raise DataError(
+                f"{_count(len(self.broken), 'image file')} cannot be read; mend or remove them, or "
+                "set data.options.skip_broken = true to leave them out:\n"
+                + "\n".join([*lines, *([f"- and {more} more"] if more else [])])
+            )
+
+    def notes(self, reading: Reading) -> tuple[str, ...]:
+        """What a reader must know of the files."""
+        notes = []
+        if self.broken:
+            first = "; ".join(self.broken[:3])
+            count = _count(len(self.broken), "image file")
+            notes.append(f"{count} that cannot be read left out: {first}")
+        if self.passed_over:
+            endings = ", ".join(f"{end} ({n})" for end, n in sorted(self.passed_over.items()))
+            notes.append(f"files that are not read as images were passed over: {endings}")
+        if self.deep:
+            largest = max(self.deep)
+            notes.append(
+                f"{_count(len(self.deep), 'picture')} of 16 bits became 8 bits, "
+                f"{reading.white} as 255; the largest value is {largest}"
+                + (f": white = {largest} would keep more" if largest < reading.white // 2 else "")
+            )
+        return tuple(notes)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +119,9 @@ def own_data(
     reading = reading or Reading()
     if not clients:
         raise DataError("own data needs clients, a table of names and paths, but it is empty")
-    read = {name: labelled(name, Path(path), reading) for name, path in clients.items()}
+    finds = Finds()
+    read = {name: labelled(name, Path(path), reading, finds) for name, path in clients.items()}
+    finds.check(reading)
     known = class_names or common_class_names(read)
     sites = []
     for name, data in read.items():
@@ -85,13 +142,13 @@ def own_data(
                 std=own_std if std is None else matching_statistics(tuple(std), channels),
             )
         )
-    return Collection("own", tuple(sites), tuple(known))
+    return Collection("own", tuple(sites), tuple(known), finds.notes(reading))
 
 
-def labelled(name: str, path: Path, reading: Reading) -> Labelled:
+def labelled(name: str, path: Path, reading: Reading, finds: Finds) -> Labelled:
     """What lies at a client's path."""
     if path.is_dir():
-        return from_folder(name, path, reading)
+        return from_folder(name, path, reading, finds)
     if path.suffix == ".npz" and path.is_file():
         return from_archive(path, reading)
     if not path.exists():
@@ -157,13 +214,13 @@ def from_archive(path: Path, reading: Reading) -> Labelled:
     return Labelled(names, formed[0], formed[1] if test is not None else None)
 
 
-def from_folder(name: str, folder: Path, reading: Reading) -> Labelled:
+def from_folder(name: str, folder: Path, reading: Reading, finds: Finds) -> Labelled:
     """A client's folder, in either layout."""
     inside = subfolders(folder)
     split = {"train", "test"} & set(inside)
     if not split:
         class_names = checked_classes(name, folder)
-        return Labelled(class_names, images_below(name, folder, class_names, reading), None)
+        return Labelled(class_names, images_below(name, folder, class_names, reading, finds), None)
     if set(inside) != {"train", "test"}:
         raise DataError(
             f"client {name}: {folder} must hold train and test and no other folder, "
@@ -172,7 +229,7 @@ def from_folder(name: str, folder: Path, reading: Reading) -> Labelled:
     both = [checked_classes(name, folder / part) for part in ("train", "test")]
     class_names = tuple(sorted({*both[0], *both[1]}))
     train, test = (
-        images_below(name, folder / part, class_names, reading) for part in ("train", "test")
+        images_below(name, folder / part, class_names, reading, finds) for part in ("train", "test")
     )
     return Labelled(class_names, train, test)
 
@@ -193,14 +250,16 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def images_below(
-    name: str, folder: Path, class_names: tuple[str, ...], reading: Reading
+    name: str, folder: Path, class_names: tuple[str, ...], reading: Reading, finds: Finds
 ) -> Examples:
     """All images in the class folders, in the order of classes and file names."""
     library = optional("PIL.Image", needed_for="reading image files", install="fedstill[images]")
     parts: list[Examples] = []
     for label, class_name in enumerate(class_names):
-        for path in image_files(folder / class_name):
-            image = read_image(library, path, reading)
+        for path in image_files(folder / class_name, finds):
+            image = read_image(library, path, reading, finds)
+            if image is None:
+                continue
             if parts and image.shape != parts[0].inputs.shape:
                 raise DataError(
                     f"client {name}: {path} has {image.shape[3]} x {image.shape[2]} pixels, but "
@@ -208,6 +267,7 @@ def images_below(
                 )
             parts.append(Examples(image, np.array([label], np.int64)))
     if not parts:
+        finds.check(reading)
         raise DataError(
             f"client {name}: {folder} has no images in its class folders; "
             f"known endings: {', '.join(SUFFIXES)}"
@@ -215,33 +275,51 @@ def images_below(
     return merged(parts)
 
 
-def image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path, finds: Finds) -> list[Path]:
     """The image files in a class folder, sorted; none where a client lacks the class."""
     if not folder.is_dir():
         return []
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
+    images = []
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        if path.suffix.lower() in SUFFIXES:
+            images.append(path)
+        elif path.is_file():
+            finds.passed_over[path.suffix.lower() or path.name] += 1
+    return images
 
 
-def read_image(library: Any, path: Path, reading: Reading) -> NDArray[np.uint8]:
-    """One image as [1, channel, height, width]."""
+def read_image(
+    library: Any, path: Path, reading: Reading, finds: Finds
+) -> NDArray[np.uint8] | None:
+    """One image as [1, channel, height, width]; None, and a line in `finds`, where it is broken."""
     mode = {None: "RGB", 1: "L", 3: "RGB"}.get(reading.channels)
     if mode is None:
         raise DataError(f"channels must be 1 or 3, but is {reading.channels!r}")
     try:
         with library.open(path) as image:
-            if image.mode not in MODES:
-                raise DataError(
-                    f"{path} has pixels of mode {image.mode}, but only eight bits a channel "
-                    f"are read ({', '.join(MODES)}); convert it first"
+            if image.mode in DEEP:
+                pixels = _of_sixteen_bits(np.asarray(image), mode, reading, finds)
+            elif image.mode in MODES:
+                pixels = np.asarray(image.convert(mode), np.uint8)
+            else:
+                finds.broken.append(
+                    f"{path} has pixels of mode {image.mode}, but eight bits a channel are read "
+                    f"({', '.join(MODES)}), or sixteen bits of grey; convert it first"
                 )
-            pixels = np.asarray(image.convert(mode), np.uint8)
+                return None
     except (OSError, EOFError, SyntaxError, ValueError, library.DecompressionBombError) as fault:
-        if isinstance(fault, DataError):
-            raise
-        raise DataError(f"{path} cannot be read as an image ({fault})") from fault
+        finds.broken.append(f"{path} cannot be read as an image ({fault})")
+        return None
     stacked = pixels[None, None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[None]
     return stacked if reading.size is None else resized(stacked, reading.size)
+
+
+def _of_sixteen_bits(
+    levels: NDArray[Any], mode: str, reading: Reading, finds: Finds
+) -> NDArray[np.uint8]:
+    """Grey levels scaled to bytes, in three channels where colour is asked for."""
+    if levels.min() < 0 or levels.max() > 65535:
+        raise ValueError(f"its levels reach from {levels.min()} to {levels.max()}, not 0 to 65535")
+    finds.deep.append(int(levels.max()))
+    grey = as_bytes(levels.astype(np.float64) * (255 / reading.white))
+    return grey if mode == "L" else np.repeat(grey[..., None], 3, axis=2)

@@ -17,7 +17,9 @@ from fedstill.core import (
     Inbox,
     Message,
     Method,
+    Model,
     Node,
+    NodeId,
     Place,
     Positional,
     State,
@@ -32,8 +34,8 @@ from fedstill.parts import augment, gossip, pixels
 from fedstill.parts.anchors import Sets, over_holders
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
-from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
-from fedstill.parts.warm_up import convnet_for, warmed_up
+from fedstill.parts.generators import UNTRAINED, Untrained, unfit_images, untrained_set
+from fedstill.parts.warm_up import plain_network, warmed_up
 
 MEAN = "mean of all"  # the name of the one set where sets are averaged
 COMMON = "of one seed"  # the same where a generator makes it
@@ -110,6 +112,9 @@ class Anchored(Method):
               "no set is shared; leave it out" for name in idle if self.anchors == "generator"),
         ]  # fmt: skip
 
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return unfit_images(server) if self.anchors == "generator" else ()
+
     def before(self) -> Sequence[Step]:
         if self.anchors == "generator":
             return [self.imagine]
@@ -138,7 +143,7 @@ class Anchored(Method):
         """
         matching = Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                             self.augmentation)  # fmt: skip
-        network = convnet_for(client.model, self.synthesis_width)
+        network = plain_network(client.model, self.synthesis_width)
         made = await warmed_up(client, matching, "noise", self.per_class, network)
         images = pixels.given_away(client.data, made.images, self.anchor_space,
                                    eight_bits=self.quantize_anchors)  # fmt: skip

@@ -7,7 +7,7 @@ from Decentralized Data. AISTATS 2017. Algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Never
 
@@ -34,7 +34,7 @@ from fedstill.core import (
 )
 from fedstill.core.data import Plan
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
-from fedstill.parts.views import Views, viewed
+from fedstill.parts.views import Views, unfit_views, viewed
 
 
 class Global(State):
@@ -68,6 +68,9 @@ class FedAvg(Method):
     weight_decay: NonNegative = 0.0
     weighting: Literal["examples", "uniform"] = "examples"
     views: Views = "none"  # of images in local training
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return unfit_views(self.views, server)
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.aggregate]

@@ -53,7 +53,7 @@ from fedstill.core.method import Scored, memory_of
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
 from fedstill.methods.fedavg import FedAvg
-from fedstill.parts.generators import ImageGenerator
+from fedstill.parts.generators import ImageGenerator, unfit_images
 from fedstill.parts.label_distribution import (
     counts_table,
     dynamic_shares,
@@ -345,7 +345,7 @@ class FineTuner(Method):
         return self.base.predict(node, x)
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
-        return self.base.unfit(server, models)
+        return [*unfit_images(server), *self.base.unfit(server, models)]
 
     @property
     def scores_own(self) -> bool:

@@ -86,7 +86,8 @@ class HeteroFL(FedAvg):
         return [f"budgets = {list(self.budgets)}: each must be in (0, 1]"] if wrong else []
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
-        lines = submodels.unfit(server, models, self._budgets(len(models)))
+        lines = [*super().unfit(server, models)]
+        lines += submodels.unfit(server, models, self._budgets(len(models)))
         if self.norm_statistics == "clients" and getattr(server, "norm", None) != "static":
             lines.append('norm_statistics = "clients" is for networks with norm = "static"')
         return lines

@@ -32,7 +32,7 @@ from fedstill.core import (
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
-from fedstill.parts.generators import UNTRAINED, Untrained, untrained_set
+from fedstill.parts.generators import UNTRAINED, Untrained, unfit_images, untrained_set
 from fedstill.parts.losses import supervised_contrastive
 
 
@@ -81,13 +81,14 @@ class VHL(FedAvg):
     sharing: Literal["seed", "images"] = "seed"
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        lines = [*unfit_images(server), *super().unfit(server, models)]
         try:
             self.network(server)
         except BadValue as error:
-            return [
+            lines += [
                 f'labels = "extra" needs twice the outputs, but {line}' for line in error.faults
             ]
-        return ()
+        return lines
 
     def before(self) -> Sequence[Step]:
         return [self.announce, self.prepare]

@@ -19,7 +19,7 @@ from fedstill.parts import augment
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.synthetic_sets import Start, SyntheticSet
-from fedstill.parts.warm_up import MatchingNetwork, convnet_for, warmed_up
+from fedstill.parts.warm_up import MatchingNetwork, plain_network, warmed_up
 
 
 class Own(State):
@@ -65,7 +65,7 @@ class Virtual(Method):
 
     async def warmed(self, client: Node[Any]) -> SyntheticSet:
         """The client's first virtual set."""
-        model = convnet_for(client.model) if self.warm_up_network == "convnet" else client.model
+        model = plain_network(client.model) if self.warm_up_network == "convnet" else client.model
         return await warmed_up(client, self.warming, self.start, self.per_class, model)
 
     @property

@@ -125,7 +125,7 @@ def augmentations(
     calls: int,
     *,
     groups: int,
-    image: tuple[int, int],
+    image: tuple[int, int] | None,
     per_image: int | None = None,
     mode: Mode = "single",
     device: torch.device | str = "cpu",
@@ -133,9 +133,10 @@ def augmentations(
     """For each call its one operation, from `choice` (in mode `multi` all), and its parameters.
 
     Clients that share `choice` do the same operation at the same step, each in its own way, so
-    that their steps stay alike and nothing is computed for operations that were not drawn.
+    that their steps stay alike and nothing is computed for operations that were not drawn. Where
+    there is no image but a vector, nothing is changed.
     """
-    names = operations(strategy) or ("none",)
+    names = (operations(strategy) if image else ()) or ("none",)
     if mode == "multi":
         names = ("_".join(names),)
     picked = torch.randint(len(names), (calls,), generator=choice).tolist()
@@ -145,7 +146,7 @@ def augmentations(
         if not steps:
             continue
         many = draw(
-            rng, name, groups=groups, image=image, mode=mode, per_image=per_image,
+            rng, name, groups=groups, image=image or (1, 1), mode=mode, per_image=per_image,
             calls=len(steps),
         )  # fmt: skip
         many = trees.to(many, device)
@@ -154,9 +155,9 @@ def augmentations(
     return [drawn[step] for step in range(calls)]
 
 
-def image_size(model: Model) -> tuple[int, int]:
-    """Height and width of a model's input; a vector counts as one row."""
-    return (model.shape[-2], model.shape[-1]) if len(model.shape) >= 2 else (1, model.shape[-1])
+def image_size(model: Model) -> tuple[int, int] | None:
+    """Height and width of the images that a model sees; None where it sees vectors."""
+    return (model.shape[-2], model.shape[-1]) if len(model.shape) >= 2 else None
 
 
 def _parameters(uniform: Tensor, image: tuple[int, int]) -> dict[str, Tensor]:

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from fedstill.core import seeds
 from fedstill.core.errors import BadValue
-from fedstill.core.model import Initial, Initials, Network, linear_initial, norm_initial
+from fedstill.core.model import (
+    Initial,
+    Initials,
+    Model,
+    Network,
+    linear_initial,
+    norm_initial,
+)
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Weights
 from fedstill.parts.synthetic_sets import SyntheticSet
@@ -48,6 +55,16 @@ class Generator(Network):
     def __call__(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
         """[example, ...] from noise [example, number] and labels [example]."""
         raise TypeError(f"{type(self).__name__} must define __call__()")
+
+
+def unfit_images(model: Model) -> list[str]:
+    """Why a generator of images cannot make what a model sees, as lines for `Method.unfit`."""
+    if len(model.shape) == 3:
+        return []
+    return [
+        "its generator makes images of channels, height and width, but the networks see inputs of "
+        f"shape {tuple(model.shape)}; use a method without a generator of images, such as feddm"
+    ]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import Batch, Lazy, Node
+from fedstill.core import Batch, Lazy, Model, Node
 from fedstill.core.data import Batches, Plan
 from fedstill.core.errors import BadValue
 
@@ -34,15 +34,22 @@ class Moves(NamedTuple):
     mirrored: Tensor  # [image], true or false
 
 
+def unfit_views(views: Views, model: Model) -> list[str]:
+    """Why what a model sees cannot be seen so, as lines for `Method.unfit`."""
+    if views == "none" or len(model.shape) == 3:
+        return []
+    return [
+        f"views = {views!r} moves images of channels, height and width, not examples of shape "
+        f'{tuple(model.shape)}; use views = "none"'
+    ]
+
+
 def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") -> Batches[Batch]:
     """The plan's batches as they are seen; the plan itself where they are seen as they are."""
     if views == "none":
         return plan
-    if len(node.model.shape) != 3:
-        raise BadValue(
-            f"views = {views!r} moves images of channels, height and width, not examples of shape "
-            f'{tuple(node.model.shape)}; use views = "none"'
-        )
+    if wrong := unfit_views(views, node.model):
+        raise BadValue(wrong)
     sizes = [len(row) for row in plan.rows]
     starts = [0]
     for size in sizes:

@@ -11,24 +11,28 @@ from torch import Tensor
 from fedstill.core import Model, Node, Record, trees
 from fedstill.core.errors import BadValue
 from fedstill.models.convnet import ConvNet
+from fedstill.models.mlp import MLP
 from fedstill.parts import random_networks
-from fedstill.parts.augment import image_size
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.synthetic_sets import STARTS, Start, SyntheticSet, from_noise, held_classes
 
 MatchingNetwork = Literal["own", "convnet"]
 
 
-def convnet_for(model: Model, width: int = 128) -> ConvNet:
-    """The ConvNet of the distillation papers for what a model sees, whatever that model is.
+def plain_network(model: Model, width: int = 128) -> Model:
+    """The network under which the distillation papers match, for what a model sees.
 
-    Three blocks with instance norm; fewer where the images are too small to be pooled so often.
+    For images a ConvNet of three blocks with instance norm, fewer where the images are too small
+    to be pooled so often. For vectors, which the papers do not have, as many linear layers.
     """
+    if len(model.shape) == 1:
+        return MLP(model.shape, model.classes, (width,) * 3, device=model.device)
     if len(model.shape) != 3:
         raise BadValue(
-            f"a ConvNet sees images of channels, height and width, not {tuple(model.shape)}"
+            "sets are matched for images of channels, height and width or for vectors, not for "
+            f"inputs of shape {tuple(model.shape)}"
         )
-    depth = min(3, max(1, min(image_size(model)).bit_length() - 1))
+    depth = min(3, max(1, min(model.shape[1:]).bit_length() - 1))
     return ConvNet(model.shape, model.classes, depth, width, device=model.device)
 
 

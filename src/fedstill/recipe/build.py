@@ -17,7 +17,6 @@ from fedstill.federation.sampling import Everyone, Sample, Sampler
 from fedstill.federation.topology import TOPOLOGIES, TOPOLOGY_KEYS, Topology
 from fedstill.recipe.tables import (
     FederationTable,
-    PublicTable,
     Recipe,
 )
 
@@ -114,9 +113,9 @@ def data_seed(recipe: Recipe) -> int:
 
 def load_public(recipe: Recipe, collection: Collection) -> Unlabelled | None:
     """The recipe's public images in the clients' shape, or None; a fault names the table."""
-    if recipe.data.public is None:
+    table = recipe.data.public
+    if table is None:
         return None
-    table = PublicTable(**recipe.data.public)
     try:
         return public_images(
             table.name,

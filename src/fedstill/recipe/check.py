@@ -8,24 +8,21 @@ from typing import Any, TypeVar
 
 from fedstill.channels import CHANNEL_NAMES, Channel
 from fedstill.core import ranges
-from fedstill.core.errors import BadValue, DataError, RecipeError, unknown
+from fedstill.core.errors import RecipeError, unknown
 from fedstill.core.method import Method
-from fedstill.data import PARTITION_NAMES, entry_named
 from fedstill.engines.execution import AUTO, ENGINES
 from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHOD_NAMES
-from fedstill.methods.virtual import Virtual
 from fedstill.metrics import METRIC_NAMES
 from fedstill.recipe.changes import label_of
-from fedstill.recipe.fields import read_table
+from fedstill.recipe.data import read_data
+from fedstill.recipe.fields import read_table, read_values
 from fedstill.recipe.networks import read_networks
 from fedstill.recipe.tables import (
     FREE_TABLES,
     QUICK,
-    DataTable,
     EngineTable,
     FederationTable,
-    PublicTable,
     Recipe,
     RunTable,
     Table,
@@ -46,7 +43,7 @@ def checked(tables: Table) -> list[Recipe]:
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
     if run is not None:
         _check_metrics(run.metrics, faults)
-    data = read_table(DataTable, tables.get("data", {}), "data", faults)
+    data = read_data(tables.get("data", {}), faults)
     federation = _read_federation(tables.get("federation", {}), faults)
     engine = read_table(EngineTable, _of_today(tables.get("engine", {}), faults), "engine", faults)
     if engine is not None and engine.name not in (AUTO, *ENGINES):
@@ -57,10 +54,7 @@ def checked(tables: Table) -> list[Recipe]:
         if not isinstance(tables.get(name, {}), Mapping):
             faults.append(f"{name} must be a table, not {tables[name]!r}")
     _check_reported(tables.get("reported", {}), faults)
-    virtual = None
-    if data is not None:
-        _check_data(data, faults)
-        virtual = _checked_virtual(data, faults)
+    virtual = data.written.get("virtual") if data and data.virtual else None
     if federation is not None:
         _check_federation(federation, faults)
     methods = tables.get("method", [])
@@ -167,7 +161,7 @@ def _read_method(
             there = standing.get(field_of.name, field_of.default)
             inner = f"{where}.{field_of.name}"
             given[field_of.name] = _read_inner(given[field_of.name], there, inner, faults)
-    method = _read_values(kind, given, where, faults) if len(faults) == before else None
+    method = read_values(kind, given, where, faults) if len(faults) == before else None
     return (method, name, str(label)) if method is not None else None
 
 
@@ -187,15 +181,6 @@ def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any
     standing = {} if "name" in table else {"name": method_name(there), **values(there)}
     made = _read_method({**standing, **table}, where, None, faults)
     return made[0] if made else value
-
-
-def _read_values(kind: type[M], given: Any, where: str, faults: list[str]) -> M | None:
-    """A method or channel from its values; what is wrong with them together is a fault too."""
-    try:
-        return read_table(kind, given, where, faults)
-    except BadValue as error:
-        faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
-        return None
 
 
 def _read_federation(table: Any, faults: list[str]) -> FederationTable | None:
@@ -226,7 +211,7 @@ def _read_channel(table: Any, where: str, faults: list[str]) -> Channel | None:
         faults.append(f"{where}.name: {wrong}")
         return None
     options = {key: value for key, value in table.items() if key != "name"}
-    return _read_values(CHANNEL_NAMES[name], options, where, faults)
+    return read_values(CHANNEL_NAMES[name], options, where, faults)
 
 
 def _among(name: Any, known: Mapping[str, Any]) -> bool:
@@ -238,50 +223,6 @@ def _check_metrics(metrics: Sequence[Any], faults: list[str]) -> None:
     if not metrics:
         faults.append('run.metrics is empty; name at least one, e.g. run.metrics = ["accuracy"]')
     faults += [f"run.metrics: {wrong}" for wrong in map(METRIC_NAMES.wrong, metrics) if wrong]
-
-
-def _check_data(data: DataTable, faults: list[str]) -> None:
-    _check_set("data", data.name, data.options, faults)
-    if data.partition is not None:
-        _check_partition(data.partition, faults)
-    if data.public is not None:
-        public = read_table(PublicTable, data.public, "data.public", faults)
-        if public is not None:
-            _check_set("data.public", public.name, public.options, faults)
-
-
-def _check_set(where: str, name: str, options: Table, faults: list[str]) -> None:
-    try:
-        known = entry_named(name).options
-    except DataError as error:
-        faults.append(f"{where}.name: {error}")
-        return
-    faults += [
-        f"{where}.options: " + unknown(f"option of {name}", option, known)
-        for option in options
-        if option not in known
-    ]
-
-
-def _checked_virtual(data: DataTable, faults: list[str]) -> Table | None:
-    """The values of `data.virtual` where there is nothing wrong with them."""
-    if data.virtual is None:
-        return None
-    made = _read_values(Virtual, data.virtual, "data.virtual", faults)
-    return data.virtual if made is not None else None
-
-
-def _check_partition(partition: Table, faults: list[str]) -> None:
-    kind = partition.get("kind")
-    if kind is None:
-        faults.append(
-            f"data.partition.kind is missing; known: {', '.join(sorted(PARTITION_NAMES.known()))}"
-        )
-    elif wrong := PARTITION_NAMES.wrong(kind):
-        faults.append(f"data.partition.kind: {wrong}")
-    else:
-        table = {k: v for k, v in partition.items() if k != "kind"}
-        read_table(PARTITION_NAMES[kind], table, "data.partition", faults)
 
 
 def _of_a_method(name: str, value: Any) -> bool:

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from fedstill.core import ranges
-from fedstill.core.errors import unknown
+from fedstill.core.errors import BadValue, DataError, unknown
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def read_table(kind: type[T], table: Any, where: str, faults: list[str]) -> T | 
         faults.append(f"{where} must be a table, not {table!r}")
         return None
     named = ranges.hints(kind)
-    own = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    own = {f.name: f for f in fields(kind) if f.init and f.metadata.get("key", True)}  # type: ignore[arg-type]
     before = len(faults)
     faults += [f"{where}.{key}: " + unknown("key", key, own) for key in table if key not in own]
     given = {key: as_hinted(value, named[key]) for key, value in table.items() if key in own}
@@ -32,6 +32,17 @@ def read_table(kind: type[T], table: Any, where: str, faults: list[str]) -> T | 
         if required and key not in given:
             faults.append(f"{where}.{key} is missing")
     return kind(**given) if len(faults) == before else None
+
+
+def read_values(kind: type[T], table: Any, where: str, faults: list[str]) -> T | None:
+    """As `read_table`; also what is wrong with the values together is added to `faults`."""
+    try:
+        return read_table(kind, table, where, faults)
+    except BadValue as error:
+        faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
+    except DataError as error:
+        faults.append(f"{where}: {error}")
+    return None
 
 
 def as_hinted(value: Any, hint: Any) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from fedstill.channels import CHANNEL_NAMES, Channel
 from fedstill.core.method import Method
 from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
+from fedstill.data import Partition
 from fedstill.engines.execution import AUTO, Execution
 from fedstill.federation.experiment import BadMessages
 from fedstill.methods import METHOD_NAMES
+from fedstill.methods.virtual import Virtual
 from fedstill.metrics import ALWAYS
 from fedstill.recipe.networks import NetworkTables
 
@@ -43,22 +45,6 @@ class RunTable:
 
 
 @dataclass(frozen=True)
-class DataTable:
-    """Which data and how they are split; `options` are those of the data set."""
-
-    name: str
-    data_dir: str | None = None
-    size: Count | None = None
-    channels: Count | None = None
-    partition: dict[str, Any] | None = None
-    virtual: dict[str, Any] | None = None  # train on sets distilled from the data instead
-    public: dict[str, Any] | None = None  # what everybody holds besides; see PublicTable
-    seed: Whole | None = None  # of the split; the run's seed when left out
-    hold_out: Chance | None = None  # of the training examples, to score on instead of the test sets
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class PublicTable:
     """Images without labels that everybody holds, in the shape of the clients' images."""
 
@@ -66,6 +52,30 @@ class PublicTable:
     data_dir: str | None = None  # that of the data when left out
     count: Count | None = None  # so many, drawn by the seed of the split
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """Which data and how they are split; `options` are those of the data set."""
+
+    name: str
+    data_dir: str | None = None
+    size: Count | None = None
+    channels: Count | None = None
+    partition: Partition | None = None
+    virtual: Virtual | None = None  # train on sets distilled from the data instead
+    public: PublicTable | None = None  # what everybody holds besides
+    seed: Whole | None = None  # of the split; the run's seed when left out
+    hold_out: Chance | None = None  # of the training examples, to score on instead of the test sets
+    options: dict[str, Any] = field(default_factory=dict)
+    # The inner tables as the recipe has them; no key itself.
+    written: Table = field(default_factory=dict, metadata={"key": False})
+
+    def as_table(self) -> Table:
+        """The table as it was read: what was left out of an inner table stays out."""
+        outer = replace(self, partition=None, virtual=None, public=None, written={})
+        found = values(outer) | self.written
+        return {f.name: found[f.name] for f in fields(self) if f.name in found}
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Recipe:
         method = {"name": self.method_name, "label": self.label, **values(self.method)}
         tables = {
             "run": values(self.run),
-            "data": values(self.data),
+            "data": self.data.as_table(),
             "models": self.models.written,
             "federation": values(self.federation),
             "method": method,

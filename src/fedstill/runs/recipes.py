@@ -15,7 +15,6 @@ from fedstill.engines.ranks.site import Site
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Watch
-from fedstill.methods.virtual import Virtual
 from fedstill.recipe.build import execution_of, experiment_of
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
@@ -53,8 +52,7 @@ def prepared(recipe: Recipe, line: Transport | None = None) -> Iterator[Prepared
     notes: list[str] = []
     with execution.applied(experiment.networks):
         if recipe.data.virtual is not None and not recipe.method.distils:
-            virtual = Virtual(**recipe.data.virtual)
-            experiment, note = distilled(experiment, virtual, execution, cache, line)
+            experiment, note = distilled(experiment, recipe.data.virtual, execution, cache, line)
             notes.append(note)
         yield Prepared(experiment, execution, cache, notes)
 
