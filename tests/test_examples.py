@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedstill.testing import CHECKS
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -42,8 +44,12 @@ def test_the_first_run_prints_a_row_for_each_method_and_leaves_their_folders(
         assert (tmp_path / name / "summary.json").exists()
 
 
-def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not() -> None:
-    table = rows(printed("new_method.py"))
+def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_the_contract() -> (
+    None
+):
+    text = printed("new_method.py")
+    assert f"FedAvgM: 0 of {len(CHECKS)} broken" in text
+    table = rows(text)
     accuracies = table["method"].index("bytes up")
     plain, without, with_it = (
         [float(cell) for cell in table[name][:accuracies]]

@@ -57,6 +57,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "recipe": (LOWER | {"recipe"}, {"torch"}),
     "runs": (LOWER | {"recipe", "runs"}, {"torch", "numpy", "matplotlib"}),  # types alone
+    "testing": (LOWER | {"recipe", "runs", "testing"}, {"torch", "numpy"}),
     "commands": (
         LOWER | {"", "recipe", "runs", "commands"},
         {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},

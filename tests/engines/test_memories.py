@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import worlds
-from contract.small import small
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.node import SERVER
 from fedstill.core.records import State, Weights
@@ -20,6 +19,7 @@ from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.sampling import Sample
 from fedstill.methods import METHODS
+from fedstill.testing import small
 
 EACH = 40  # bytes of one memory
 

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import worlds
-from contract.small import small
 from engines import rank_jobs
 from engines.fake_line import spread
 from engines.rank_jobs import ended, job, start
@@ -41,6 +40,7 @@ from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.recipe.tables import values
 from fedstill.recipe.toml import toml_text
+from fedstill.testing import small
 from small_recipes import CLIENTS, CONVNET, contents, fedstill, last_weights, metrics, tables
 
 # ---- ranks that are threads: every method

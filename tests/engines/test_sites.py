@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import worlds
-from contract.small import small
 from fedstill.channels import Channel, TopK
 from fedstill.core.errors import BadValue, RankError, WireError
 from fedstill.core.method import Method, Scored
@@ -26,8 +24,9 @@ from fedstill.engines.ranks.threads import Threads
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.testing import small, worlds
+from fedstill.testing.walls import Seen, behind_walls
 from fedstill.wire import codec
-from walls import Seen, behind_walls
 
 REASON = "no answer within 60 s"
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from contract.test_contract import CHECKS
 from fedstill.core import Batch, Inbox, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
@@ -24,6 +23,7 @@ from fedstill.methods.local import Local
 from fedstill.models import MLP
 from fedstill.parts.class_tables import ClassTable
 from fedstill.parts.heads import projected
+from fedstill.testing import CHECKS, check
 from worlds import World, engine_for, examples, pictures, played, vectors
 
 VALUES: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 7, "momentum": 0.9}
@@ -272,7 +272,7 @@ def test_clients_are_scored_by_their_head_or_by_the_newest_prototypes() -> None:
 @pytest.mark.parametrize("promise", sorted(set(CHECKS) - {"plan"}))
 def test_the_options_keep_the_contract_too(promise: str) -> None:
     method = FedProto(lr=0.1, batch_size=8, weighting="examples", inference="prototype")
-    CHECKS[promise](method)
+    check(method, only=[promise])
 
 
 def test_the_defaults_are_those_of_the_public_code_but_for_the_batch() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import fields
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,31 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.method import Method
 from fedstill.core.records import State
 from fedstill.methods import METHODS
 
 FOLDER = Path(__file__).parent / "golden"
-ROUNDS, SEED = 3, 7
-
-# What a new file is made with; an existing file says itself what it was made with.
-SMALL: dict[str, Any] = {
-    "lr": 0.1, "batch_size": 8, "momentum": 0.5, "per_class": 3, "steps": 5, "real_batch": 8,
-    "server_epochs": 4, "server_batch": 8,
+NEW: dict[str, Any] = {
+    "seed": 7, "rounds": 3, "world": "pictures", "preset": "small", "values": {},
 }  # fmt: skip
-OWN: dict[str, dict[str, Any]] = {
-    "scaffold": {"momentum": 0.0},
-    "dynafed": {"path_rounds": 2, "expert_steps": 1},
-    "desa": {"synthesis_width": 4, "reg_weight": 0.1},
-    "feddf": {"distil_batch": 10, "distil_lr": 0.01},
-    "fccl": {"lr": 0.01, "public_batch": 10},
-    "heterofl": {"rho": 3, "masked": True},  # budgets 1, 1/2, 1/4, 1/8
-    "feddropout": {"rho": 3},
-    "fedrolex": {"rho": 3},
-    "dfrd": {"iterations": 2, "generator_batch": 8, "generator_width": 8},
-    "dense": {"iterations": 2, "generator_batch": 8, "generator_width": 8},
-    "fedftg": {"iterations": 2, "generator_batch": 8, "generator_width": 8},
-}
+"""What a new file is made with; an existing one says itself what it was made with."""
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -56,20 +38,22 @@ def golden(name: str) -> dict[str, Any]:
     return read
 
 
-def measured(name: str, values: dict[str, Any], seed: int, rounds: int, world: str) -> Any:
+def measured(name: str, made_with: dict[str, Any]) -> dict[str, float]:
     """Scores after the last round, and the sum and squared norm of every memory."""
     import worlds
 
-    made = worlds.vectors() if world == "vectors" else worlds.pictures()
-    engine, log = worlds.played(METHODS[name](**values), made, rounds, seed=seed)
+    kind, rounds = METHODS[name], made_with["rounds"]
+    method = kind(**{**kind.presets.get(made_with.get("preset", ""), {}), **made_with["values"]})
+    world = worlds.vectors() if made_with["world"] == "vectors" else worlds.pictures()
+    engine, log = worlds.played(method, world, rounds, seed=made_with["seed"])
     numbers = {}
-    for kind in ("accuracy", "loss"):
+    for score in ("accuracy", "loss"):
         last = [
             row.value
             for row in log.metrics
-            if (row.round, row.step, row.name) == (rounds, "evaluate", kind)
+            if (row.round, row.step, row.name) == (rounds, "evaluate", score)
         ]
-        numbers[kind] = sum(last) / len(last)
+        numbers[score] = sum(last) / len(last)
     for node, state in sorted(engine.states.items()):
         if isinstance(state, State):
             floating = [t.double() for t in state.tensors().values() if t.is_floating_point()]
@@ -82,8 +66,7 @@ def measured(name: str, values: dict[str, Any], seed: int, rounds: int, world: s
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_three_rounds_give_the_numbers_that_were_written_down(name: str) -> None:
     kept = golden(name)
-    found = measured(name, kept["values"], kept["seed"], kept["rounds"], kept["world"])
-    assert found == pytest.approx(kept["numbers"], rel=1e-4, abs=1e-5)
+    assert measured(name, kept) == pytest.approx(kept["numbers"], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.json")))
@@ -97,35 +80,39 @@ def test_no_file_is_left_over_from_a_method_that_is_gone() -> None:
     assert {file.stem for file in FOLDER.glob("*.json")} <= set(METHODS)
 
 
+def test_a_new_file_is_made_with_the_small_preset_and_an_old_one_with_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = golden("local")
+    monkeypatch.setitem(globals(), "FOLDER", tmp_path)
+    write("local", "first version")
+    assert golden("local")["preset"] == "small"
+    (tmp_path / "local.json").write_text(json.dumps(kept))
+    write("local", "again")
+    again = golden("local")
+    assert again["values"] == kept["values"] and "preset" not in again
+    assert again["numbers"] == pytest.approx(kept["numbers"], rel=1e-4, abs=1e-5)
+
+
 def test_another_seed_gives_other_numbers() -> None:
     kept = golden("fedavg")
-    found = measured("fedavg", kept["values"], kept["seed"] + 1, kept["rounds"], kept["world"])
+    found = measured("fedavg", {**kept, "seed": kept["seed"] + 1})
     assert found != pytest.approx(kept["numbers"], rel=1e-4, abs=1e-5)
 
 
-def chosen(name: str, kind: type[Method]) -> tuple[dict[str, Any], str]:
-    """Small values for the fields a method has, and the world it is played in."""
-    known = {field.name for field in fields(kind)}
-    long = ("steps", "epochs")
-    small = {f.name: 5 for f in fields(kind) if f.name.endswith(long) and f.default > 5}
-    small |= {key: value for key, value in SMALL.items() if key in known}
-    pictures = "per_class" in known or "generator_width" in known
-    return {**small, **OWN.get(name, {})}, "pictures" if pictures else "vectors"
-
-
 def write(name: str, reason: str) -> None:
-    values, world = chosen(name, METHODS[name])
+    """Renew a file with what it was made with, or begin one with the method's small preset."""
+    file = FOLDER / f"{name}.json"
+    kept = json.loads(file.read_text()) if file.exists() else NEW
+    made_with = {key: kept[key] for key in NEW if key in kept}
     made = {
         "date": date.today().isoformat(),
         "reason": reason,
-        "seed": SEED,
-        "rounds": ROUNDS,
-        "world": world,
-        "values": values,
-        "numbers": measured(name, values, SEED, ROUNDS, world),
+        **made_with,
+        "numbers": measured(name, made_with),
     }
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps(made, indent=2) + "\n")
+    file.write_text(json.dumps(made, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import worlds
-from contract.small import small
 from fedstill.core.errors import BadValue
 from fedstill.core.method import Method
 from fedstill.engines.loops import compiled
@@ -23,6 +22,7 @@ from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.models import ConvNet, Module
+from fedstill.testing import small
 from models.own_nets import BatchNet, GroupNet, Twin, VectorNet
 
 NETS: dict[str, Callable[[], nn.Module]] = {"group": GroupNet, "batch": BatchNet}

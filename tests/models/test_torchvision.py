@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import worlds
-from contract.small import small
 from fedstill.core import Data
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.population import Party
 from fedstill.methods import METHODS
 from fedstill.models import Module
+from fedstill.testing import small
 
 try:
     from torchvision import models as zoo

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import RecipeError
+from fedstill.methods import METHODS
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.moon import Moon
@@ -75,6 +76,14 @@ def test_tables_written_as_toml_are_read_back(table):
     except UnicodeEncodeError:
         return
     assert tomllib.loads(text) == {"table": table}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_small_values_for_a_quick_look(name):
+    data = {"name": "digits5", "public": {"name": "fashion-mnist"}}
+    (recipe,) = checked({"data": data, "method": {"name": name, "preset": "small"}})
+    kind = METHODS[name]
+    assert recipe.method == kind(**kind.presets["small"]) != kind()
 
 
 def test_a_preset_is_taken_first_and_values_after_it():

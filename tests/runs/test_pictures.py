@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import worlds
-from contract.small import small
 from fedstill.core import SERVER, Inbox, Message, Method, Node, Positional, State, Step, Weights
 from fedstill.core.method import at_clients, at_server
 from fedstill.core.records import Pictured
@@ -22,6 +21,7 @@ from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
 from fedstill.runs import pictures
 from fedstill.runs import recipes as runs
+from fedstill.testing import small
 from small_recipes import CLIENTS, FEDDM, images_recipe
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -53,6 +53,8 @@ class Global(State):
 @dataclass(frozen=True)
 class Centralised(Method):
     """Epochs each round on the union of all training examples."""
+
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8}}
 
     lr: Positive = 0.01
     epochs: Count = 1

@@ -32,7 +32,7 @@ from fedstill.core.loop import Descent, Given, joined, moved_part
 from fedstill.core.mechanism import Gradient
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import FineTuner, Tuned
+from fedstill.methods.finetune import SMALL, FineTuner, Tuned
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Upsampling
@@ -76,6 +76,7 @@ class Dense(FineTuner):
             "generator_lr": 2e-4, "generator_width": 512, "distil_lr": 0.01,
             "distil_momentum": 0.0, "distil_decay": 1e-4, "temperature": 10.0,
         },
+        "small": SMALL,
     }  # fmt: skip
 
     generator_steps: Count = 30

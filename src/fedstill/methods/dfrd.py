@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Inbox, Lazy, Model, Node, Weights, algebra, at_server
 from fedstill.core.ranges import Fraction, NonNegative, Share
-from fedstill.methods.finetune import Counted, FineTuner, Tuned, by_label_counts
+from fedstill.methods.finetune import SMALL, Counted, FineTuner, Tuned, by_label_counts
 from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.lessons import Latent, Lesson, View
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
@@ -36,6 +36,8 @@ class DFRD(FineTuner):
     The student learns from the generator and from a copy, its exponential moving average over
     rounds. Clients' logits and labels are weighed by the labels used in the round.
     """
+
+    presets: ClassVar = {"small": SMALL}
 
     distil_momentum: Fraction = 0.9
     transferability_weight: NonNegative = 1.0  # β_tran

@@ -64,7 +64,13 @@ class DynaFed(FedAvg):
     """
 
     # A run of twenty rounds would end before the default path of twenty-five rounds is complete.
-    presets: ClassVar = {"twenty rounds": {"path_rounds": 10, "expert_steps": 2}}
+    presets: ClassVar = {
+        "twenty rounds": {"path_rounds": 10, "expert_steps": 2},
+        "small": {
+            "lr": 0.1, "batch_size": 8, "path_rounds": 2, "per_class": 3, "synthesis_steps": 3,
+            "expert_steps": 1, "inner_steps": 2, "tune_epochs": 8, "tune_batch": 8,
+        },
+    }  # fmt: skip
 
     path_rounds: Count = 25
     per_class: Count = 15

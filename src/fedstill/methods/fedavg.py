@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Never
+from typing import Any, ClassVar, Literal, Never
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -59,6 +59,8 @@ class Up(Message):
 @dataclass(frozen=True)
 class FedAvg(Method):
     """Local epochs of SGD from the global weights; the server takes the mean."""
+
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8}}
 
     lr: Positive = 0.01
     epochs: Count = 1

@@ -67,7 +67,12 @@ class FedDF(FedAvg):
 
     scored: ClassVar[Place] = Place.CLIENTS
     needs_public: ClassVar[bool] = True
-    presets: ClassVar = {"paper": {"distil_steps": 10_000}}
+    presets: ClassVar = {
+        "paper": {"distil_steps": 10_000},
+        "small": {
+            "lr": 0.1, "batch_size": 8, "distil_steps": 6, "distil_lr": 0.01, "distil_batch": 10,
+        },
+    }  # fmt: skip
 
     distil_steps: Whole = 1000  # none leaves FedAvg
     distil_lr: Positive = 1e-3

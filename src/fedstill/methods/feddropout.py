@@ -31,7 +31,7 @@ class Drawn(Down):
 class FedDropout(HeteroFL):
     """HeteroFL whose clients hold random units: one draw for each client, round and stream."""
 
-    presets: ClassVar = {}
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8, "rho": 2}}
 
     def server_state(self, server: Node[Any]) -> Drawing:
         return Drawing(super().server_state(server).weights, 0)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from fedstill.core import SGD, Adam, Inbox, Model, Node, Weights, at_server
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import Counted, FineTuner, Tuned, by_label_counts
+from fedstill.methods.finetune import SMALL, Counted, FineTuner, Tuned, by_label_counts
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
 from fedstill.parts.lessons import Lesson, View
@@ -48,6 +48,7 @@ class FedFTG(FineTuner):
             "generator_lr": 2e-4, "generator_width": 512, "distil_lr": 0.01, "distil_decay": 1e-4,
             "rate_decay": 1.0,
         },
+        "small": SMALL,
     }  # fmt: skip
 
     generator_steps: Count = 1

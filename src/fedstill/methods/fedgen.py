@@ -79,7 +79,13 @@ class FedGen(FedAvg):
     linear layer of that width. α_t, β_t and the generator's rate decay by a factor each round.
     """
 
-    presets: ClassVar = {"cifar": {"hidden": 512, "noise_size": 64}}
+    presets: ClassVar = {
+        "cifar": {"hidden": 512, "noise_size": 64},
+        "small": {
+            "lr": 0.1, "batch_size": 8, "free_batch": 6, "hidden": 8, "generator_steps": 5,
+            "generator_batch": 8,
+        },
+    }  # fmt: skip
 
     alpha: NonNegative = 10.0
     beta: NonNegative = 10.0

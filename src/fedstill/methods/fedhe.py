@@ -61,7 +61,10 @@ class FedHe(Local):
     Networks may differ in everything but the number of classes.
     """
 
-    presets: ClassVar = {"paper": {"rule": "adam", "lr": 1e-3, "batch_size": 50}}
+    presets: ClassVar = {
+        "paper": {"rule": "adam", "lr": 1e-3, "batch_size": 50},
+        "small": {"lr": 0.1, "batch_size": 8},
+    }
 
     alpha: NonNegative = 0.5
     rule: Literal["sgd", "adam"] = "sgd"

@@ -96,7 +96,14 @@ class FedLGD(Virtual):
     """
 
     scored: ClassVar[Place] = Place.SERVER
-    presets: ClassVar = {"cifar10c": {"weight": 1.0}, "retina": {"weight": 0.1, "lr": 0.001}}
+    presets: ClassVar = {
+        "cifar10c": {"weight": 1.0},
+        "retina": {"weight": 0.1, "lr": 0.001},
+        "small": {
+            "per_class": 3, "warm_up_steps": 4, "real_batch": 8, "global_per_class": 2,
+            "local_steps": 3, "global_steps": 3, "refine_every": 2, "lr": 0.1, "batch_size": 8,
+        },
+    }  # fmt: skip
 
     global_per_class: Count = 10
     global_start: Literal["noise", "averaged_statistics"] = "noise"  # the latter shows statistics

@@ -71,7 +71,7 @@ class FedProto(Local):
     brings them to `feature_width`; the paper has networks with equal features only.
     """
 
-    presets: ClassVar = {"reference": {"batch_size": 4}}
+    presets: ClassVar = {"reference": {"batch_size": 4}, "small": {"lr": 0.1, "batch_size": 8}}
 
     momentum: Fraction = 0.5
     pull: NonNegative = 1.0  # λ

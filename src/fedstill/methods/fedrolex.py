@@ -18,7 +18,7 @@ from fedstill.parts import submodels
 class FedRolex(HeteroFL):
     """HeteroFL whose clients hold a window of units that moves on by one every round."""
 
-    presets: ClassVar = {}
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8, "rho": 2}}
 
     def units(self, server: Node[Any], client: NodeId) -> submodels.Units:
         """A window around each layer; it begins at the first unit and moves on by one a round."""

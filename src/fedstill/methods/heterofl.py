@@ -68,6 +68,7 @@ class HeteroFL(FedAvg):
             "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 5, "batch_size": 10,
             "masked": True, "weighting": "uniform", "norm_statistics": "clients",
         },
+        "small": {"lr": 0.1, "batch_size": 8, "rho": 2},  # widths 1, 1/2, 1/4 for three clients
     }  # fmt: skip
 
     rho: Whole = 5

@@ -66,7 +66,12 @@ class VHL(FedAvg):
     over the real ones) or share those of the real classes (`same`, as later papers compare).
     """
 
-    presets: ClassVar = {"desa": {"labels": "same", "per_class": 50, "weighting": "uniform"}}
+    presets: ClassVar = {
+        "desa": {"labels": "same", "per_class": 50, "weighting": "uniform"},
+        "small": {
+            "lr": 0.1, "batch_size": 8, "per_class": 3, "virtual_batch": 6, "generator_width": 4,
+        },
+    }  # fmt: skip
 
     alpha: NonNegative = 1.0
     weight: NonNegative = 1.0  # λ

@@ -29,9 +29,18 @@ Flat = Callable[..., list[Tensor]]  # of tensors
 class Compiler:
     """Compiles each kind of step when it is first made; keeps the latest."""
 
-    def __init__(self, notes: list[str] | None = None, keep: int = 64):
+    def __init__(
+        self,
+        notes: list[str] | None = None,
+        keep: int = 64,
+        *,
+        worthwhile: int | None = None,
+        backend: str | None = None,
+    ):
         self.notes = [] if notes is None else notes
         self.keep = keep
+        self.worthwhile = WORTHWHILE if worthwhile is None else worthwhile
+        self.backend = BACKEND if backend is None else backend
         self.known: OrderedDict[Hashable, Flat] = OrderedDict()
         self.refused: set[Any] = set()  # bodies of loops
 
@@ -44,7 +53,7 @@ class Compiler:
         if on_gpu and half_asked_for() and body.model.takes_half:
             self._refuse(body, "its network has kernels of its own in half precision")
             return False
-        return len(loop.batches) >= WORTHWHILE
+        return len(loop.batches) >= self.worthwhile
 
     def call(
         self, body: Any, shapes: Hashable, function: Flat, leaves: Sequence[Tensor]
@@ -76,7 +85,7 @@ class Compiler:
 
         apart = [leaf.clone() for leaf in leaves]
         graph = traced(settled, apart)
-        made: Flat = torch.compile(graph, dynamic=False, fullgraph=True, backend=BACKEND)
+        made: Flat = torch.compile(graph, dynamic=False, fullgraph=True, backend=self.backend)
         with torch.no_grad():
             made(*apart)
         return made

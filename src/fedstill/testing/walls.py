@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-import worlds
 from fedstill.core import Data, Model, NodeId
+from fedstill.core.errors import RankError
 from fedstill.core.method import Method
 from fedstill.core.node import SERVER
 from fedstill.engines.play.in_process import InProcess
@@ -19,6 +19,7 @@ from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.site import Site, serve
 from fedstill.engines.ranks.threads import Threads, transports
 from fedstill.federation.population import Party, Population
+from fedstill.testing import worlds
 
 
 class Seen(Population):
@@ -36,11 +37,11 @@ class Seen(Population):
         return self.world.models
 
     @property
-    def public(self) -> Data:  # type: ignore[override]
+    def public(self) -> Data:
         return self.world.public
 
     @property
-    def common_test(self) -> Data | None:  # type: ignore[override]
+    def common_test(self) -> Data | None:
         raise PermissionError(f"{self.own} asks for the tests of all")
 
     def on(self, device: torch.device | str) -> Seen:
@@ -79,8 +80,11 @@ def behind_walls(
         threads.append(Thread(target=serve, args=(site, transport), daemon=True))
         threads[-1].start()
     made = Leader(leading, line(leader), seconds)
-    yield made
-    made.over()
+    try:
+        yield made
+    finally:
+        made.over()
     for thread in threads:
         thread.join(60)
-        assert not thread.is_alive()
+        if thread.is_alive():
+            raise RankError(f"{thread.name} has not ended a minute after the run was over")

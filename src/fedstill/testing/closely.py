@@ -1,0 +1,161 @@
+"""Engines that look closely at a method, and what is compared; no promises."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.core.errors import FedstillError
+from fedstill.core.method import Method, Step
+from fedstill.core.node import Addressed, Inbox
+from fedstill.core.records import Direction, Message, NodeId, Record
+from fedstill.engines.engine import Outcome
+from fedstill.engines.loops.compiled import Compiler
+from fedstill.engines.play.in_process import InProcess
+from fedstill.logbook.writer import MemoryLog
+from fedstill.wire import codec
+
+Memories = Mapping[NodeId, Mapping[str, Tensor]]
+
+
+class Differs(FedstillError):
+    """What differed, in words."""
+
+
+class Backwards(InProcess):
+    """Plays the last node first."""
+
+    def play(
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
+    ) -> dict[NodeId, Outcome]:
+        return super().play(step, round, dict(reversed(list(inboxes.items()))), toward)
+
+
+class Traced(InProcess):
+    """Traces every step as for compilation, and plays what was traced operation by operation."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.resisted: list[str] = []  # why loops could not be traced
+        self.compiler = Compiler(self.resisted, worthwhile=1, backend="eager")
+
+
+class Heard(InProcess):
+    """Keeps what was said: round, step, sender and message, and its tensors as they then were."""
+
+    log: MemoryLog
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.said: list[tuple[int, str, NodeId, Message]] = []
+        self.copies: list[dict[str, Tensor]] = []
+
+    def play(
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
+    ) -> dict[NodeId, Outcome]:
+        outcomes = super().play(step, round, inboxes, toward)
+        for sender, outcome in outcomes.items():
+            for message in _messages(outcome):
+                self.said.append((round, step.name, sender, message))
+                self.copies.append({n: t.clone() for n, t in message.tensors().items()})
+        return outcomes
+
+    def counted(self) -> dict[tuple[int, str, NodeId], int]:
+        """Floats that the logbook has, by round, step and sender."""
+        found: dict[tuple[int, str, NodeId], int] = {}
+        for row in self.log.messages:
+            where = (row.round, row.step, row.sender)
+            found[where] = found.get(where, 0) + row.floats
+        return found
+
+
+def _messages(outcome: Outcome) -> Iterator[Message]:
+    """Each message of an outcome once."""
+    if isinstance(outcome.message, Addressed):
+        yield from {id(each): each for each in outcome.message.values()}.values()
+    elif outcome.message is not None:
+        yield outcome.message
+
+
+def memories(engine: InProcess) -> Memories:
+    """The tensors that every node remembers."""
+    return {node: state.tensors() for node, state in engine.states.items() if state is not None}
+
+
+def scores(log: MemoryLog, name: str = "accuracy") -> dict[tuple[int, str, str], float]:
+    """A metric by round, model and test set."""
+    rows = [row for row in log.metrics if row.step == "evaluate" and row.name == name]
+    return {(row.round, row.node, row.target): row.value for row in rows}
+
+
+def written(log: MemoryLog) -> tuple[list[Any], ...]:
+    """All rows but the times: notes first, which say why others differ."""
+    return log.notes, [row for row in log.metrics if row.name != "seconds"], log.messages
+
+
+def expect_same(
+    left: Memories, right: Memories, one: str, other: str, tolerance: float = 0.0
+) -> None:
+    if left.keys() != right.keys():
+        raise Differs(f"{one}, {', '.join(left)} remember something; {other}, {', '.join(right)}")
+    for node, tensors in left.items():
+        if tensors.keys() != right[node].keys():
+            raise Differs(f"{node} remembers other names {one} than {other}")
+        for name, tensor in tensors.items():
+            twin = right[node][name]
+            if tensor.shape != twin.shape:
+                raise Differs(f"{name} of {node} is {list(tensor.shape)} {one}, and "
+                              f"{list(twin.shape)} {other}")  # fmt: skip
+            if not torch.allclose(tensor, twin, rtol=tolerance, atol=tolerance, equal_nan=True):
+                apart = (tensor.double() - twin.double()).abs().max()
+                raise Differs(
+                    f"{name}, which {node} remembers, is not the same {one} and {other}: they are "
+                    f"up to {float(apart):.2g} apart"
+                )
+
+
+def expect_same_after_the_wire(record: Record, method: Method) -> None:
+    """A record comes back from its bytes as it was."""
+    kind = type(record)
+    again = codec.decode(codec.encode(record), kind, held=method.holds)
+    expect_same({"": record.tensors()}, {"": again.tensors()}, "before the wire", "after it")
+    if again.floats() != record.floats():
+        raise Differs(f"{kind.__name__} has other fields after the wire than before it")
+
+
+def expect_finite(engine: InProcess, when: str) -> None:
+    """Nobody remembers a NaN or an infinity."""
+    for node, tensors in memories(engine).items():
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor.float()).all()):
+                raise Differs(f"{when}, {name} of {node} is not finite")
+
+
+def holds_row(tensor: Tensor, rows: Tensor) -> bool:
+    """Whether some row of a tensor is one of the given rows."""
+    if tensor.dim() < 2 or not len(tensor) or tensor[0].numel() != rows.shape[1]:
+        return False
+    return bool((torch.cdist(tensor.flatten(1).float(), rows) < 1e-4).any())
+
+
+def global_generators() -> dict[str, Any]:
+    """The states of the generators that belong to nobody."""
+    numpy_state: Any = np.random.get_state()
+    return {
+        "torch's global generator": torch.random.get_rng_state().tolist(),
+        "numpy's global generator": numpy_state[1].tolist(),
+        "Python's global generator": random.getstate(),
+    }

@@ -1,0 +1,423 @@
+"""What holds for every method: CHECKS, one visible table, and `check`, which goes through it.
+
+A check is a function of a `Case`, a method in its federation. It raises `Differs` with what
+differed, in words. Whoever knows of another promise that every method should keep enters it into
+CHECKS under a name; its docstring is what the table of a report says.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.channels import Channel, EightBit, Half, TopK
+from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.method import Method, Place, check_protocol, steps_of
+from fedstill.core.records import Direction
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.population import Party
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Sample, Scripted
+from fedstill.logbook.writer import MemoryLog
+from fedstill.testing import worlds
+from fedstill.testing.closely import (
+    Backwards,
+    Differs,
+    Heard,
+    Traced,
+    expect_finite,
+    expect_same,
+    expect_same_after_the_wire,
+    global_generators,
+    holds_row,
+    memories,
+    scores,
+    written,
+)
+from fedstill.testing.walls import behind_walls
+from fedstill.testing.worlds import World
+
+ROUNDS = 4
+
+
+class Broken(FedstillError):
+    """A method does not keep the contract; `check` is the name of the check that found it."""
+
+    def __init__(self, method: str, check: str, problem: str):
+        self.method, self.check, self.problem = method, check, problem
+        promise = f": {promise_of(CHECKS[check])}" if check in CHECKS else ""
+        super().__init__(f"{method} breaks {check!r}{promise}\n{problem}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method in the federation that it is checked in.
+
+    `plain` is the same federation with networks without norm layers: a bias before a norm has no
+    gradient but rounding errors, which Adam blows up to whole steps without any effect.
+    """
+
+    method: Method
+    world: World
+    plain: World
+
+    def played(
+        self,
+        rounds: int = ROUNDS,
+        engine: type[InProcess] = InProcess,
+        world: World | None = None,
+        **options: Any,
+    ) -> tuple[InProcess, MemoryLog]:
+        """The engine and the logbook after some rounds."""
+        return worlds.played(
+            self.method, self.world if world is None else world, rounds, engine, **options
+        )
+
+    def heard(self, rounds: int = 2) -> Heard:
+        """The engine after some rounds, with every message that was said."""
+        engine, log = self.played(rounds, Heard)
+        assert isinstance(engine, Heard)
+        engine.log = log
+        return engine
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out, check by check: None where the promise was kept."""
+
+    method: str
+    problems: Mapping[str, str | None]
+
+    @property
+    def broken(self) -> list[str]:
+        """The checks that the method does not pass."""
+        return [name for name, problem in self.problems.items() if problem is not None]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.problems), default=0)
+        lines = [
+            f"{name:{width}}  {'kept' if problem is None else 'BROKEN'}  {promise_of(CHECKS[name])}"
+            + ("" if problem is None else f"\n{'':{width}}  {problem}")
+            for name, problem in self.problems.items()
+        ]
+        return "\n".join([f"{self.method}: {len(self.broken)} of {len(lines)} broken", *lines])
+
+
+def check(
+    method: Method | type[Method],
+    *,
+    world: World | None = None,
+    only: Collection[str] | None = None,
+    raising: bool = True,
+) -> Report:
+    """Hold a method to the contract; raise `Broken` at the first promise that it does not keep.
+
+        report = check(MyMethod)                     # with its preset "small", if it has one
+        report = check(MyMethod(lr=0.1), raising=False)
+        print(report)
+
+    It is played in `world`, a federation of at least three clients (`worlds.pictures()` unless
+    another is given, e.g. `worlds.vectors()`). `only` names some of the CHECKS. Without `raising`
+    every check is made, and the report says which were broken.
+    """
+    asked = list(CHECKS if only is None else only)
+    for name in asked:
+        if name not in CHECKS:
+            raise FedstillError(unknown("check", name, CHECKS))
+    title = (method if isinstance(method, type) else type(method)).__name__
+    try:
+        made = small(method) if isinstance(method, type) else method
+    except (FedstillError, TypeError) as error:  # no such object can be made
+        if raising:
+            raise Broken(title, "plan", _told(error)) from error
+        return Report(title, {"plan": _told(error)})
+    case = Case(made, worlds.pictures(), worlds.pictures(norm="none"))
+    if world is not None:
+        case = Case(made, world, world)
+    problems: dict[str, str | None] = {}
+    for name in asked:
+        try:
+            CHECKS[name](case)
+            problems[name] = None
+        except Exception as error:  # whatever a method does wrong, the report goes on
+            problems[name] = _told(error)
+            if raising:
+                raise Broken(title, name, _told(error)) from error
+    return Report(title, problems)
+
+
+def small(kind: type[Method]) -> Method:
+    """The method with little work to do: by its preset `small`, or as it is without values."""
+    return kind(**kind.presets.get("small", {}))
+
+
+def promise_of(check: Check) -> str:
+    """The first line of a check's docstring."""
+    return (check.__doc__ or "").strip().split("\n")[0]
+
+
+# The checks.
+
+
+def plan(case: Case) -> None:
+    """Each step reads what the step before sends; method, steps and messages are documented."""
+    check_protocol(case.method)
+    for step in steps_of(case.method):
+        if not step.purpose:
+            raise Differs(f"{step.title} has no docstring; write one line that says what it does")
+        if step.sends is not None and not _documented(step.sends):
+            raise Differs(f"{step.sends.__name__}, which {step.title} sends, has no docstring")
+    if not _documented(type(case.method)):
+        raise Differs(f"{type(case.method).__name__} has no docstring")
+
+
+def engines_agree(case: Case) -> None:
+    """Memories after four rounds are those of stacked clients to 1e-4, losses to 1e-3."""
+    plain, _ = case.played(world=case.plain)
+    stacked, _ = case.played(world=case.plain, engine=Batched)
+    expect_same(memories(plain), memories(stacked), "in_process", "batched", 1e-4)
+    _, log = case.played()
+    _, stacked_log = case.played(engine=Batched)
+    losses, others = scores(log, "loss"), scores(stacked_log, "loss")
+    if losses.keys() != others.keys():
+        raise Differs("in_process and batched score different models")
+    for (round, node, target), loss in losses.items():
+        if not abs(others[round, node, target] - loss) <= 1e-3:
+            other = others[round, node, target]
+            raise Differs(
+                f"the loss of {node} at {target} after round {round} is {loss:.6g} in in_process "
+                f"and {other:.6g} in batched"
+            )
+
+
+def compiled(case: Case) -> None:
+    """A round whose steps are traced as for compilation gives the plain memories to 1e-4."""
+    plain, _ = case.played(1, world=case.plain)
+    traced, _ = case.played(1, Traced, world=case.plain)
+    assert isinstance(traced, Traced)
+    if traced.resisted:
+        raise Differs("; ".join(traced.resisted))
+    expect_same(memories(plain), memories(traced), "as they are", "traced", 1e-4)
+
+
+def resume(case: Case) -> None:
+    """Saved at round two and continued is a straight run, bit for bit."""
+    expect_resumed(case, ROUNDS)
+
+
+def expect_resumed(case: Case, rounds: int, channels: Sequence[Channel] = ()) -> None:
+    """A run saved half-way and continued is a straight one."""
+    method, half = case.method, rounds // 2
+    straight, _ = case.played(rounds, channels=channels)
+    with TemporaryDirectory() as folder:
+        first: InProcess = worlds.engine_for(method, case.world, rounds=half, channels=channels)
+
+        def save(round: int) -> None:
+            first.save(Path(folder), round, digest="d")
+
+        run(first, MemoryLog(), save=save)
+        second: InProcess = worlds.engine_for(method, case.world, rounds=rounds, channels=channels)
+        saved = second.load(Path(folder), digest="d")
+    if saved is None or saved.round != half:
+        raise Differs(f"no checkpoint of round {half} could be read back")
+    run(second, MemoryLog(), done=saved.round)
+    resumed = f"one resumed after round {half}"
+    expect_same(memories(straight), memories(second), "a straight run", resumed)
+
+
+EVERY_WAY: tuple[Direction, ...] = ("up", "down", "peer")
+EIGHT_BIT = EightBit(directions=EVERY_WAY, stochastic=True, least=1)
+TOP_K = TopK(directions=EVERY_WAY, share=0.3, least=1)
+
+
+def channels(case: Case) -> None:
+    """With eight bits and with top-k fewer bytes travel and a resumed run is the straight one.
+
+    Where messages are coded without chance, engines agree up to a step of the code.
+    """
+    heard = case.heard(1)
+    tensors = [tensor for *_, message in heard.said for tensor in message.tensors().values()]
+    codable = any(tensor.is_floating_point() and tensor.numel() > 16 for tensor in tensors)
+    for channel in (EIGHT_BIT, TOP_K):
+        engine, log = case.played(1, channels=[channel])
+        expect_finite(engine, f"with {channel}")
+        if _said(heard.log) != _said(log):
+            raise Differs(f"with {channel} other messages are said than without it")
+        before, after = (sum(row.bytes for row in one.messages) for one in (heard.log, log))
+        if after > before or (codable and after == before):
+            raise Differs(f"{before} bytes travel, and with {channel} {after}")
+    expect_resumed(case, 2, [TOP_K, EIGHT_BIT])
+    one, other = (
+        case.played(1, engine, case.plain, channels=[Half()])[0] for engine in (InProcess, Batched)
+    )
+    expect_same(memories(one), memories(other), "in_process", "batched", 0.01)
+
+
+def order(case: Case) -> None:
+    """Playing nodes in another order changes nothing."""
+    one, log = case.played()
+    other, other_log = case.played(engine=Backwards)
+    expect_same(memories(one), memories(other), "the first client first", "the last client first")
+    if scores(log) != scores(other_log):
+        raise Differs("scores depend on the order in which clients are played")
+
+
+def part_time(case: Case) -> None:
+    """One client awake, half, one away for rounds, one absent in mid-round: all work."""
+    _, away, absent, *_ = case.world.clients
+    for sampling in (Sample(count=1), Sample(share=0.5), Scripted({2: [away], 3: [away]})):
+        engine, _ = case.played(sampling=sampling)
+        expect_finite(engine, f"with {sampling}")
+    acting = [step for step in case.method.each_round() if step.place is Place.CLIENTS]
+
+    def gone(_: Method, step: str, round: int, node: str) -> str | None:
+        here = (node, round) == (absent, 2) and acting and step == acting[0].name
+        return "no answer" if here else None
+
+    engine, log = case.played(absences=gone)
+    expect_finite(engine, f"without {absent} in round 2")
+    if ("absent" in {note.kind for note in log.notes}) != bool(acting):
+        raise Differs(f"the logbook does not say that {absent} was absent in round 2")
+
+
+def empty_client(case: Case) -> None:
+    """A client without a single example takes part, and harms nobody."""
+    *_, last = case.world.clients
+    party = case.world.party(last)
+    nothing = party.data.subset(torch.zeros(0, dtype=torch.long))
+    parties = {name: case.world.party(name) for name in case.world.clients}
+    parties[last] = Party(nothing, party.test, party.model)
+    world = World(parties, case.world.server_model, case.world.public)
+    engine, log = case.played(2, world=world)
+    expect_finite(engine, f"where {last} has no examples")
+    if not scores(log):
+        raise Differs("nothing was scored")
+
+
+def wire(case: Case) -> None:
+    """Every message and memory survives the codec; floats counted are those of the fields."""
+    engine = case.heard()
+    for message in [each for _, _, _, each in engine.said]:
+        expect_same_after_the_wire(message, case.method)
+        for field in fields(message):
+            value, floats = getattr(message, field.name), message.floats()
+            if isinstance(value, Tensor) and floats[field.name] not in (0, value.numel()):
+                raise Differs(
+                    f"{type(message).__name__}.{field.name} has {value.numel()} entries and is "
+                    f"counted as {floats[field.name]} floats"
+                )
+    for state in engine.states.values():
+        if state is not None:
+            expect_same_after_the_wire(state, case.method)
+    for where, rows in engine.counted().items():
+        said = sum(sum(each.floats().values()) for *at, each in engine.said if tuple(at) == where)
+        if rows != said:
+            raise Differs(f"{where[2]} said {said} floats in {where[1]}, {rows} were counted")
+
+
+def walls(case: Case) -> None:
+    """Each client a site behind encoded bytes, nobody else's data in reach: the same numbers.
+
+    What is logged and what travels is that of one process, evaluation included.
+    """
+    _, log = case.played(2, scores="own")
+    apart = MemoryLog()
+    with behind_walls(case.method, case.world, rounds=2) as engine:
+        run(engine, apart)
+    for here, there in zip(written(log), written(apart), strict=True):
+        for one, other in zip_longest(here, there):
+            if one != other:
+                raise Differs(f"in one process {one or 'nothing'}; apart {other or 'nothing'}")
+    if bool(engine.scoring_bytes) != (case.method.scored is Place.SERVER):
+        raise Differs(f"{engine.scoring_bytes} bytes of models travelled to be scored")
+
+
+def purity(case: Case) -> None:
+    """The method is unchanged and hashable; no global generator moved; messages stay as sent."""
+    method = case.method
+    before, hashed = copy.copy(vars(method)), hash(method)
+    drawn = global_generators()
+    engine = case.heard()
+    if vars(method) != before or hash(method) != hashed:
+        raise Differs("its values changed while it was played; what is remembered belongs in State")
+    for name, state in global_generators().items():
+        if state != drawn[name]:
+            raise Differs(f"it drew from {name}; ask for randomness by purpose: node.rng('order')")
+    for (_, step, sender, message), copied in zip(engine.said, engine.copies, strict=True):
+        for name, tensor in message.tensors().items():
+            if not torch.equal(tensor, copied[name]) and not tensor.isnan().any():
+                raise Differs(f"{name}, which {sender} sent in {step}, was written into later")
+    twin = type(method)(**{f.name: getattr(method, f.name) for f in fields(method)})
+    if twin != method or hash(twin) != hashed:
+        raise Differs("two objects of the same values are not equal; make it a frozen dataclass")
+
+
+def privacy(case: Case) -> None:
+    """No message holds a training example, unless the method says so (`sends_examples`)."""
+    parties = [case.world.party(name).data for name in case.world.clients]
+    private = [data.all().x.flatten(1) for data in parties]
+    stored = [pool.stored.flatten(1).float() for data in parties for pool, _ in data.parts]
+    shown = [
+        f"{name}, sent by {sender} in {step}"
+        for _, step, sender, message in case.heard().said
+        for name, tensor in message.tensors().items()
+        if any(holds_row(tensor, rows) for rows in (*private, *stored))
+    ]
+    if shown and not case.method.sends_examples:
+        raise Differs(f"{shown[0]} holds a training example, and sends_examples is False")
+    if case.method.sends_examples and not shown:
+        raise Differs("sends_examples is True, but no message holds a training example")
+
+
+def learning(case: Case) -> None:
+    """After ten rounds the mean accuracy is well above chance."""
+    _, log = case.played(10)
+    last = [value for (round, *_), value in scores(log).items() if round == 10]
+    classes = next(iter(case.world.models.values())).classes
+    mean, least = sum(last) / len(last), 1 / classes + 0.2
+    if not mean > least:
+        raise Differs(f"the mean accuracy is {mean:.3f}, expected above {least:.3f}")
+
+
+Check = Callable[[Case], None]
+CHECKS: dict[str, Check] = {
+    "plan": plan,
+    "engines agree": engines_agree,
+    "compiled": compiled,
+    "resume": resume,
+    "channels": channels,
+    "order": order,
+    "part-time": part_time,
+    "empty client": empty_client,
+    "wire": wire,
+    "walls": walls,
+    "purity": purity,
+    "privacy": privacy,
+    "learning": learning,
+}
+
+
+def _said(log: MemoryLog) -> list[tuple[Any, ...]]:
+    """Who said what to how many."""
+    return [(row.round, row.step, row.sender, row.field, row.hearers) for row in log.messages]
+
+
+def _documented(kind: type) -> bool:
+    """Whether a class has a docstring; a dataclass without one is given its signature."""
+    text = (kind.__doc__ or "").strip()
+    return bool(text) and not text.startswith(f"{kind.__name__}(")
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, as said to people."""
+    known = isinstance(error, FedstillError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
