@@ -16,9 +16,11 @@ import torch
 from fedstill.core import Inbox, Node, Step, at_server
 from fedstill.methods import METHODS
 from fedstill.methods.fedavg import FedAvg, Global
+from fedstill.recipe.build import experiment_of
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
+from fedstill.runs import digest as digests
 from fedstill.runs import pictures
 from fedstill.runs import recipes as runs
 from fedstill.runs.session import Session
@@ -224,3 +226,33 @@ def test_the_anchors_that_peers_share_are_drawn(tmp_path: Path) -> None:
     folder = runs.begin(recipe_from(path), tmp_path / "run")
     drawn = {path.stem for path in (folder / "pictures").iterdir()}
     assert {f"synthetic-{client}" for client in CLIENTS} <= drawn
+
+
+def begun_before(folder: Path, key: str, *, digest_too: bool) -> None:
+    """Make a run folder what a fedstill would have written that had no such key yet."""
+    path = folder / "recipe.toml"
+    lines = path.read_text().splitlines(keepends=True)
+    assert sum(line.startswith(f"{key} =") for line in lines) == 1
+    path.write_text("".join(line for line in lines if not line.startswith(f"{key} =")))
+    kept = digests.decisive_in(tomllib.loads(path.read_text()))
+    older = digests.digest(kept, experiment_of(runs.recipe_of(folder)).population)
+    for index in folder.glob("checkpoints/*/checkpoint.json"):
+        listed = json.loads(index.read_text())
+        assert listed["digest"] != older
+        if digest_too:
+            index.write_text(json.dumps({**listed, "digest": older}))
+
+
+@pytest.mark.parametrize("digest_too", [True, False])
+def test_a_run_begun_when_a_method_had_fewer_values_goes_on(tmp_path, digest_too):
+    # Without the older digest: killed after the checkpoint was taken over, before the recipe was.
+    recipe, folder = write_recipe(tmp_path), tmp_path / "before"
+    fedstill("run", recipe, "run.rounds=2", "--out", folder)
+    begun_before(folder, "views", digest_too=digest_too)
+    said = fedstill("resume", folder, "run.rounds=3")
+    assert said.code == 0, said.err
+    fedstill("run", recipe, "run.rounds=3", "--out", tmp_path / "whole")
+    assert last_weights(folder) == last_weights(tmp_path / "whole") != {}
+    assert metrics(folder) == metrics(tmp_path / "whole")
+    assert (folder / "recipe.toml").read_text() == (tmp_path / "whole" / "recipe.toml").read_text()
+    assert fedstill("resume", folder, "run.rounds=4").code == 0

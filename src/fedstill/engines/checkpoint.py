@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,15 @@ def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
     found = _complete(Path(folder))
     return found[0] if found else None
+
+
+def digests(folder: Path) -> set[str]:
+    """Of which experiments there are checkpoints; damaged ones do not say."""
+    found: set[str] = set()
+    for path in _complete(Path(folder)):
+        with suppress(DamagedCheckpoint):
+            found.add(_index(path)["digest"])
+    return found
 
 
 def read(

@@ -87,14 +87,21 @@ def decisive_of(tables: Mapping[str, Any]) -> Table:
 
 def decisive(recipe: Recipe) -> Table:
     """The values of a recipe that decide the numbers of every round."""
-    tables = recipe.as_tables()
+    return decisive_in(recipe.as_tables())
+
+
+def decisive_in(tables: Table) -> Table:
+    """The same of a recipe's tables as they are written in a folder.
+
+    A folder of an earlier fedstill does not list keys that are new since.
+    """
     kept: Table = {k: tables[k] for k in ("data", "models", "federation", "method") if k in tables}
     kept["data"] = {k: v for k, v in kept["data"].items() if k != "data_dir"}
     if "public" in kept["data"]:
         public = {k: v for k, v in kept["data"]["public"].items() if k != "data_dir"}
         kept["data"]["public"] = public
     kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
-    kept["run"] = {"seed": recipe.run.seed}
+    kept["run"] = {"seed": tables["run"]["seed"]}
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import folder as folders
-from fedstill.runs.digest import decisive, digest, of_recipe
+from fedstill.runs.digest import decisive, decisive_in, digest, of_recipe
 from fedstill.runs.folder import check_free, fresh_folder
 from fedstill.runs.session import Keeping, Session, check_same, standing
 from fedstill.runs.virtual import distilled
@@ -113,7 +114,8 @@ def resume(
         if checkpoint.latest(folder / "checkpoints") is not None:
             check_same(folder, decisive(recipe_of(folder)), decisive(recipe))
         with session(recipe, folder, watch, line) as made:
-            made.resume(changed=bool(overrides))
+            written = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+            made.resume(changed=bool(overrides), written=decisive_in(written))
     return folder
 
 

@@ -97,24 +97,37 @@ class Session:
         with folders.alone(folder), self.engine.spilling_to(folder / ASLEEP):
             return self._play(folder, None)
 
-    def resume(self, *, changed: bool) -> Rows:
+    def resume(self, *, changed: bool, written: Mapping[str, Any] | None = None) -> Rows:
         """Go on from the newest checkpoint of the folder, where nobody else writes now.
 
-        What the folder says of the run is written anew if it has `changed`.
+        What the folder says of the run is written anew if it has `changed`. `written` are its
+        decisive values as they stand there; an earlier fedstill may have had fewer.
         """
         folder = self.folder
         if folder is None:
             raise RunFolderError("a run goes on from its folder; give the one it was begun in")
         with self.engine.spilling_to(folder / ASLEEP):
-            saved = self.engine.load(folder / "checkpoints", digest=self.digest)
+            before = self._digest_before(folder, written)
+            saved = self.engine.load(folder / "checkpoints", digest=before)
             if saved is not None:
                 self._check_rounds(folder, saved)
+                if before != self.digest:  # first the checkpoint: it is found by either digest
+                    self._checkpoint(folder, saved.round, saved.extra)
+                    changed = True
             with folders.writing(folder):
                 if changed:
                     write_whole(folder / self.about.file, self.about.text)
                 if saved is None or saved.round < self.experiment.rounds:  # no longer finished
                     (folder / "summary.json").unlink(missing_ok=True)
             return self._play(folder, saved)
+
+    def _digest_before(self, folder: Path, written: Mapping[str, Any] | None) -> str:
+        """This run's digest, or the one it had when an earlier fedstill began it."""
+        if written is None:
+            return self.digest
+        older = digest(written, self.experiment.population)
+        found = checkpoint.digests(folder / "checkpoints")
+        return older if older in found and self.digest not in found else self.digest
 
     def _check_rounds(self, folder: Path, saved: checkpoint.Saved) -> None:
         wanted, ended = self.experiment.rounds, saved.extra.get("ended", False)
@@ -170,10 +183,13 @@ class Session:
                 pictures.draw_sets(engine, folder / "pictures", self.gallery)
         if ended or round % self.keeping.checkpoint_every == 0:
             log.flush()
-            engine.save(
-                folder / "checkpoints", round, digest=self.digest,
-                keep=self.keeping.keep_checkpoints, extra={"said": self._said, "ended": ended},
-            )  # fmt: skip
+            self._checkpoint(folder, round, {"said": self._said, "ended": ended})
+
+    def _checkpoint(self, folder: Path, round: int, extra: Mapping[str, Any]) -> None:
+        self.engine.save(
+            folder / "checkpoints", round, digest=self.digest,
+            keep=self.keeping.keep_checkpoints, extra=extra,
+        )  # fmt: skip
 
     def _first_notes(self, saved: checkpoint.Saved | None) -> list[Note]:
         """What a reader must know of a run's beginning, or of where it goes on."""
