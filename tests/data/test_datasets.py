@@ -12,6 +12,7 @@ from fedstill.core.errors import DataError
 from fedstill.data import archives, load
 from fedstill.data.datasets import NAMED_SETS, named_set
 from fedstill.data.federations import DIGITS_CLIENTS
+from fedstill.data.images import resized
 
 
 def test_mnist_is_read_as_one_channel_of_28(tmp_path):
@@ -217,9 +218,38 @@ def test_digits_as_fedlgd_keeps_the_splits_and_one_normalisation(five_files):
     assert {(site.mean, site.std) for site in made.sites} == {((0.5,) * 3, (0.5,) * 3)}
 
 
+def test_of_mnist_m_the_middle_28_pixels_are_kept_where_there_are_more(five_files):
+    colour_file(five_files / "mnist-m.npz", count=50, side=32)
+    made = {
+        crop: load("DIGITS", data_dir=five_files, **crop_option(crop)) for crop in (None, 0, 30)
+    }
+    images = {crop: found.sites[4].pool.inputs for crop, found in made.items()}
+    whole = images[0]  # 32x32 already, so nothing is resampled
+    assert np.array_equal(images[None], resized(whole[:, :, 2:30, 2:30], 32))
+    assert np.array_equal(images[30], resized(whole[:, :, 1:31, 1:31], 32))
+    assert "mnist-m: the middle 28x28 pixels of each image" in made[None].notes
+    assert not any("middle" in note for note in made[0].notes)
+    others = [site.pool.digest() for site in made[None].sites[:4]]
+    assert others == [site.pool.digest() for site in made[0].sites[:4]]
+
+
+def crop_option(crop):
+    return {} if crop is None else {"mnist_m_crop": crop}
+
+
+def test_as_fedlgd_mnist_m_is_kept_whole_unless_asked(five_files):
+    colour_file(five_files / "mnist-m.npz", count=50, side=32)
+    plain = load("DIGITS", data_dir=five_files, style="fedlgd")
+    asked = load("DIGITS", data_dir=five_files, style="fedlgd", mnist_m_crop=28)
+    raw = load("mnist-m", data_dir=five_files).sites[0].pool.inputs
+    assert np.array_equal(plain.sites[4].pool.inputs, resized(raw, 28))
+    assert np.array_equal(asked.sites[4].pool.inputs, raw[:, :, 2:30, 2:30])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"mnist_m_crop": 40}, "can be 1 to 8 pixels wide, but 40 was asked for"),
         ({"style": "dessa"}, "unknown style of DIGITS 'dessa'; did you mean 'desa'"),
         ({"style": "fedlgd", "percent": 10}, "percent belongs to style 'desa'"),
         ({"percent": 0}, "percent must lie in 0..100 and above 0, but is 0"),

@@ -24,7 +24,7 @@ RNG = torch.Generator().manual_seed(0)
 SAID, STUDENT = torch.randn(2, 4, 3, generator=RNG), torch.randn(4, 3, generator=RNG)
 LABELS, SHARES = torch.tensor([0, 2, 1, 0]), torch.full((2, 4), 0.5)
 IMAGES, NOISE = torch.randn(4, 1, 2, 2, generator=RNG), torch.randn(4, 5, generator=RNG)
-VIEW = View(NOISE, IMAGES, LABELS, SAID, STUDENT, SHARES, torch.tensor([2.0, 3.0]))
+VIEW = View(NOISE, IMAGES, LABELS, SAID, STUDENT, SHARES, torch.tensor([2.0, 3.0]), NOISE, None)
 
 
 def test_without_iterations_it_is_its_base() -> None:

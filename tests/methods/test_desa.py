@@ -186,6 +186,21 @@ def test_a_class_that_nobody_holds_has_no_anchors() -> None:
             assert all(torch.isfinite(tensor).all() for tensor in state.weights.values())
 
 
+def test_all_anchors_grow_from_one_noise_unless_told_otherwise() -> None:
+    # With a pixel rate that moves nothing, what is shared is the noise itself.
+    sets = {}
+    for common in (True, False):
+        ear = Ear()
+        still = desa(pixel_lr=1e-30, common_start=common)
+        played(still, pictures(), rounds=1, channels=[ear])
+        sets[common] = [sent.images[name] for name, sent in sorted(ear.sets().items())]
+    first, second, third = sets[True]  # the first client lacks the last class
+    assert torch.equal(first, second[:2]) and torch.equal(second, third)
+    assert not torch.isclose(second[0], second[1]).any()
+    own = sets[False]
+    assert not torch.isclose(own[1], own[2]).any() and not torch.isclose(own[0], own[1][:2]).any()
+
+
 def test_anchors_do_not_depend_on_what_a_client_trains() -> None:
     plain, mixed = pictures(), architectures()
     one, other = (played(desa(), world, 1)[0] for world in (plain, mixed))

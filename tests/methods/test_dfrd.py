@@ -525,3 +525,113 @@ def test_values_out_of_range_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(BadValue, match=next(iter(wrong))):
             replace(DFRD(), **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["fine_tune", "data_free"])
+def test_what_clients_of_fedavg_trained_can_be_scored_beside_the_fine_tuned_model(
+    role: Any,
+) -> None:
+    world = pictures()
+    method = DFRD(**{**LITTLE, "base": FedAvg(**FAST, score_own=True)}, role=role)
+    engine, log = played(method, world, rounds=2)
+    rows = [row for row in log.metrics if row.step == "evaluate" and row.name == "accuracy"]
+    last = {row.node: row.value for row in rows if row.round == 2 and row.node == row.target}
+    assert set(last) == set(world.clients)
+    x, y = world.party("c1").test.all()
+    said = world.server_model.evaluating(engine.states["c1"].weights, x).argmax(1)
+    assert last["c1"] == pytest.approx(float((said == y).float().mean()))
+
+
+def test_without_feedback_clients_go_on_from_the_base_and_the_taught_model_is_scored() -> None:
+    world = pictures()
+    values = {**LITTLE, "base": FedAvg(**FAST), "distil_lr": 0.5, "temperature": 1.0}
+    apart, log = played(DFRD(**values, feedback=False), world, rounds=2)
+    base, _ = played(FedAvg(**FAST), world, rounds=2)
+    state = apart.states[SERVER]
+    assert same(state.base.weights, base.states[SERVER].weights)
+    assert state.shown is not None and not same(state.shown, state.base.weights)
+    scored = [
+        row.value for row in log.metrics
+        if (row.round, row.step, row.name, row.target) == (2, "evaluate", "loss", "c0")
+    ]  # fmt: skip
+    x, y = world.party("c0").test.all()
+    loss = cross_entropy(world.server_model.evaluating(state.shown, x), y)
+    assert scored[0] == pytest.approx(float(loss), rel=1e-4)
+    with pytest.raises(BadValue, match="feedback = false: as data_free nothing is sent"):
+        DFRD(feedback=False, role="data_free")
+
+
+def test_label_embeddings_that_are_too_long_cost_what_they_are_too_long() -> None:
+    # Four numbers each: √4 · γ = 1 with γ = 1/2. Lengths are 5 and 0.5: (4 + 0) / 2.
+    embedded = torch.tensor([[3.0, 4.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
+    view = View(
+        torch.randn(2, 4), torch.randn(2, 1, 2, 2), torch.tensor([0, 1]), torch.randn(1, 2, 3),
+        torch.randn(2, 3), torch.ones(1, 2), None, torch.randn(2, 4), embedded,
+    )  # fmt: skip
+    method = DFRD(latent=4, embedding_weight=3.0, embedding_reach=0.5)
+    terms = method.generator_terms(view)
+    assert float(terms["embedding"]) == 2
+    plain = DFRD(latent=4)
+    assert "embedding" not in plain.generator_terms(view)
+    extra = method.generator_loss(view) - plain.generator_loss(view)
+    assert float(extra) == pytest.approx(3 * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(("merge", "learnt"), [("mul", True), ("cat", True), ("ncat", False)])
+def test_what_stands_for_labels_is_seen_where_it_is_learnt(merge: Any, learnt: bool) -> None:
+    maker = DFRD(merge=merge, latent=4, generator_width=4).generator(pictures().server_model)
+    weights, labels = maker.init(0), torch.tensor([2, 0])
+    found = maker.embedded(weights, labels)
+    assert (found is not None) == learnt
+    if found is not None:
+        assert torch.equal(found, weights["label.weight"][[2, 0]])
+
+
+def test_labels_are_counted_as_used_or_as_held_or_not_at_all() -> None:
+    world, heard = pictures(), {}
+
+    def listen(message: Any, sender: str, round: int) -> None:
+        if sender != SERVER:
+            heard[sender] = message.label_counts.tolist()
+
+    base = FedAvg(**{**FAST, "epochs": 3})
+    for counts, times in (("used", 3), ("held", 1)):
+        played(DFRD(**{**LITTLE, "base": base, "counts": counts}), world, 1, observers=[listen])
+        assert heard["c2"] == [7 * times, 5 * times, 11 * times]
+    two = {name: Counted(Message(), torch.tensor(n)) for name, n in (("a", [3, 1]), ("b", [1, 0]))}
+    shares, frequencies = DFRD(counts="held").weighing(two, 2)
+    assert shares.tolist() == [[0.75, 1.0], [0.25, 0.0]]
+    assert frequencies.tolist() == pytest.approx([0.8, 0.2])
+    shares, frequencies = DFRD(counts="alike").weighing(two, 2)
+    assert shares.tolist() == [[0.5, 0.5]] * 2 and frequencies.tolist() == [0.5, 0.5]
+
+
+def test_optimisers_may_begin_anew_in_every_turn() -> None:
+    values = {**LITTLE, "iterations": 2, "generator_lr": 0.05}
+    kept, anew = (
+        played(DFRD(**values, fresh_optimizers=fresh), pictures(), 1)[0].states[SERVER]
+        for fresh in (False, True)
+    )
+    assert not same(kept.image_generator, anew.image_generator)
+    single = {**values, "iterations": 1}
+    one, same_one = (
+        played(DFRD(**single, fresh_optimizers=fresh), pictures(), 1)[0].states[SERVER]
+        for fresh in (False, True)
+    )
+    assert same(one.image_generator, same_one.image_generator)
+
+
+def test_the_average_generator_teaches_from_the_second_round_on() -> None:
+    # In the first it is what the generator was before any training.
+    values = {**LITTLE, "distil_lr": 0.5, "temperature": 1.0}
+    for rounds, equal in ((1, True), (2, False)):
+        with_it, without = (
+            played(DFRD(**values, average_weight=weight), pictures(), rounds)[0].states[SERVER]
+            for weight in (0.5, 0.0)
+        )
+        assert same(with_it.weights, without.weights) == equal
+
+
+def test_the_student_has_no_momentum_unless_asked_for() -> None:
+    assert DFRD().student_optimizer(1) == SGD(0.01, 0.0, 1e-4)
+    assert DFRD(distil_momentum=0.9).student_optimizer(1) == SGD(0.01, 0.9, 1e-4)

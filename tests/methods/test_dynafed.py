@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from fedstill.core import Data, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
+from fedstill.core.seeds import generator
 from fedstill.methods.dynafed import DynaFed, Stretch
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts import augment
@@ -185,3 +187,26 @@ def test_the_defaults_are_those_of_the_released_code() -> None:
 def test_a_path_shorter_than_a_stretch_is_refused() -> None:
     with pytest.raises(BadValue, match="path_rounds must be at least expert_steps"):
         DynaFed(path_rounds=2)
+
+
+def test_a_target_may_be_the_mean_of_some_of_the_next_weights() -> None:
+    path = tuple({"w": torch.tensor(float(at))} for at in (1, 10, 100, 1000, 10_000))
+    plain = DynaFed(expert_steps=3)
+    assert float(plain.target(path, 1, generator(0))["w"]) == 1000 * 10
+    method = DynaFed(expert_steps=3, least_averaged=2)
+    drawn = {round(float(method.target(path, 1, generator(0, d))["w"])) for d in range(400)}
+    ahead = (100, 1000, 10_000)  # the three after the start
+    twos, threes = (product(ahead, repeat=count) for count in (2, 3))
+    assert drawn == {round(sum(p) / 2) for p in twos} | {round(sum(p) / 3) for p in threes}
+
+
+def test_clients_may_step_by_adam() -> None:
+    world, values = pictures(), {**SMALL, "rule": "adam", "lr": 0.01}
+    engine, _ = played(DynaFed(**values), world, rounds=1)
+    plain, _ = played(DynaFed(**{**SMALL, "lr": 0.01}), world, rounds=1)
+    ends = [e.states[SERVER].weights["head.weight"] for e in (engine, plain)]
+    assert not torch.equal(*ends)
+    with pytest.raises(BadValue, match="momentum must be 0"):
+        DynaFed(rule="adam", momentum=0.9)
+    with pytest.raises(BadValue, match="least_averaged must be at most expert_steps"):
+        DynaFed(least_averaged=4, expert_steps=3)

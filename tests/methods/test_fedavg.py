@@ -7,9 +7,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import Inbox, Node, Weights
+from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg, Global, Up
+from fedstill.methods.fednova import FedNova
+from fedstill.methods.fedprox import FedProx
+from fedstill.methods.scaffold import Scaffold
 from worlds import engine_for, pictures, played, vectors
 
 
@@ -121,3 +125,24 @@ def test_every_client_takes_the_same_number_of_steps() -> None:
         assert len(plan) == 5 and sum(map(len, plan.rows)) == count
         assert method.used(Up({}, size)) == count
     assert method.used(Up({}, 0)) == 0
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedNova])
+def test_what_clients_trained_may_be_scored_on_their_own_test_sets(kind: type[FedAvg]) -> None:
+    world = vectors()
+    engine, log = played(kind(lr=0.1, batch_size=8, score_own=True), world, rounds=2)
+    plain, _ = played(kind(lr=0.1, batch_size=8), world, rounds=2)
+    for name, tensor in engine.states[SERVER].weights.items():
+        assert torch.equal(tensor, plain.states[SERVER].weights[name])
+    assert plain.states["c0"] is None
+    rows = [row for row in log.metrics if row.step == "evaluate" and row.name == "accuracy"]
+    last = {row.node: row.value for row in rows if row.round == 2 and row.node == row.target}
+    assert set(last) == set(world.clients)
+    x, y = world.party("c3").test.all()
+    said = world.server_model(engine.states["c3"].weights, x).argmax(1)
+    assert last["c3"] == pytest.approx(float((said == y).float().mean()))
+
+
+def test_a_method_whose_clients_remember_something_else_says_so() -> None:
+    with pytest.raises(BadValue, match="score_own: clients of this method remember"):
+        Scaffold(score_own=True)

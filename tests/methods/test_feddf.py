@@ -11,7 +11,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.feddf import FedDF, kinds
+from fedstill.methods.feddf import FedDF
 from worlds import World, engine_for, played, vectors
 
 FAST = {"lr": 0.3, "batch_size": 8, "epochs": 2, "momentum": 0.5}
@@ -103,7 +103,7 @@ def test_clients_hold_and_are_scored_by_the_student_of_their_architecture() -> N
     engine, log = played(FedDF(distil_steps=3, **FAST), world, rounds=2)
     students = engine.states[SERVER].weights
     assert [*students] == ["c0", "c1"]
-    for client, first in kinds(world.models).items():
+    for client, first in FedDF().kinds(world.models).items():
         assert_close(engine.states[client].weights, students[first])
     scored = {(row.node, row.target) for row in log.metrics if row.name == "accuracy"}
     assert len(scored) == 16
@@ -144,7 +144,7 @@ def test_all_start_from_the_weights_of_their_architecture_without_a_message() ->
     world = vectors(mixed=True)
     engine = engine_for(FedDF(), world)
     students = engine.node(SERVER, 0, "look").state.weights
-    for client, first in kinds(world.models).items():
+    for client, first in FedDF().kinds(world.models).items():
         assert_close(engine.node(client, 0, "look").state.weights, students[first])
 
 
@@ -157,3 +157,23 @@ def test_without_public_data_it_is_refused_before_anything_is_played() -> None:
     world = World(vectors().parties, vectors().server_model)
     with pytest.raises(BadValue, match="FedDF needs public data, but the population has none"):
         played(FedDF(), world)
+
+
+def test_without_averaging_each_network_is_a_student_of_its_own() -> None:
+    world = vectors()  # one architecture
+    alone, _ = played(FedDF(average=False, distil_steps=0, **FAST), world, rounds=2)
+    ends = [alone.states[client].weights["head.weight"] for client in world.clients]
+    assert not any(torch.equal(ends[0], other) for other in ends[1:])
+    assert set(alone.states[SERVER].weights) == set(world.clients)
+    # Nothing is averaged and nothing distilled: FedAvg of a single client.
+    for client, end in zip(world.clients, ends, strict=True):
+        single, _ = played(FedAvg(**FAST), only(world, [client]), rounds=2)
+        assert torch.equal(end, single.states[SERVER].weights["head.weight"])
+    taught, _ = played(FedDF(average=False, distil_steps=5, distil_batch=8, **FAST), world, 1)
+    once, _ = played(FedDF(average=False, distil_steps=0, **FAST), world, 1)
+    x = world.public.all().x
+    apart = [
+        torch.stack([world.server_model(e.states[c].weights, x) for c in world.clients]).std(0)
+        for e in (once, taught)
+    ]
+    assert float(apart[1].mean()) < float(apart[0].mean())  # they come to agree

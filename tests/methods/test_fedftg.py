@@ -10,10 +10,11 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import Method
 from fedstill.core.node import SERVER
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedftg import FedFTG
 from fedstill.methods.scaffold import Scaffold
 from fedstill.parts.image_generators import Conditioned, Deconvolution
-from fedstill.parts.lessons import Lesson, View
+from fedstill.parts.lessons import Latent, Lesson, View
 from fedstill.parts.losses import diversity
 from methods.tuned import BASE, FAST, LITTLE, same
 from worlds import pictures, played
@@ -23,7 +24,8 @@ SAID, STUDENT = torch.randn(2, 4, 3, generator=RNG), torch.randn(4, 3, generator
 LABELS = torch.tensor([0, 2, 1, 0])
 SHARES = torch.tensor([[0.25, 1.0, 0.0, 0.25], [0.75, 0.0, 1.0, 0.75]])
 IMAGES, NOISE = torch.randn(4, 1, 2, 2, generator=RNG), torch.randn(4, 5, generator=RNG)
-VIEW = View(NOISE, IMAGES, LABELS, SAID, STUDENT, SHARES, None)
+MERGED = torch.cat([NOISE, torch.randn(4, 2, generator=RNG)], 1)
+VIEW = View(NOISE, IMAGES, LABELS, SAID, STUDENT, SHARES, None, NOISE, None)
 
 
 @pytest.mark.parametrize("base", [BASE, Scaffold(**FAST)], ids=["FedAvg", "Scaffold"])
@@ -46,13 +48,56 @@ def test_every_row_counts_by_its_clients_share_of_the_label() -> None:
     assert torch.equal(terms["diversity"], diversity(NOISE, IMAGES))
 
 
-def test_the_compared_form_takes_the_divergence_from_each_client_at_the_temperature() -> None:
+def test_the_compared_form_takes_the_divergence_to_each_client_at_the_temperature() -> None:
+    # As DFRD's code: KL(student ‖ client), a mean over images and classes, the student fixed.
     method = FedFTG(form="compared", temperature=3.0)
     by_hand = 0.0
     for client in range(2):
-        p, q = (SAID[client] / 3).softmax(1), (STUDENT / 3).softmax(1)
-        by_hand += float((SHARES[client] * (p * (p / q).log()).sum(1)).mean())
+        p, q = (STUDENT / 3).softmax(1), (SAID[client] / 3).softmax(1)
+        by_hand += float((SHARES[client] * (p * (p / q).log()).mean(1)).mean())
     assert float(method.generator_terms(VIEW)["transferability"]) == pytest.approx(-by_hand)
+
+    def apart(student: torch.Tensor) -> torch.Tensor:
+        return method.generator_terms(VIEW._replace(student=student))["transferability"]
+
+    assert not torch.func.grad(apart)(STUDENT).any()
+
+
+def test_the_compared_form_spreads_images_by_noise_alone() -> None:
+    view = VIEW._replace(inputs=MERGED)
+    spread = FedFTG(form="compared").generator_terms(view)["diversity"]
+    assert torch.equal(spread, diversity(NOISE, IMAGES, apart_by="square"))
+    assert torch.equal(
+        FedFTG().generator_terms(view)["diversity"], diversity(MERGED, IMAGES, apart_by="absolute")
+    )
+
+
+def test_one_by_one_each_step_asks_one_client_on_the_same_draw() -> None:
+    rows = [Latent(NOISE + step, LABELS) for step in range(2)]
+    assert FedFTG().asking(rows, 3) is rows
+    asked = FedFTG(one_by_one=True).asking(rows, 3)
+    assert [latent.asked.tolist() for latent in asked if latent.asked is not None] == [
+        [1, 0, 0], [0, 1, 0], [0, 0, 1],
+    ] * 2  # fmt: skip
+    assert [torch.equal(latent.noise, rows[i // 3].noise) for i, latent in enumerate(asked)] == [
+        True
+    ] * 6
+
+
+def test_one_by_one_the_generator_takes_as_many_steps_as_there_are_clients() -> None:
+    lengths: dict[bool, list[int]] = {False: [], True: []}
+
+    class Spy(InProcess):
+        def _run(self, loop: Any, node: Any) -> Any:
+            if node.id == SERVER and "image.weight" in loop.carry[0]:
+                lengths[method.one_by_one].append(len(loop.batches))
+            return super()._run(loop, node)
+
+    for one_by_one in (False, True):
+        values = {**LITTLE, "generator_steps": 2, "one_by_one": one_by_one}
+        method = FedFTG(**values)
+        played(method, pictures(), rounds=1, engine=Spy)
+    assert set(lengths[False]) == {2} and set(lengths[True]) == {2 * 3}
 
 
 def test_weights_of_the_terms_are_applied_to_the_loss() -> None:
@@ -99,7 +144,7 @@ def test_up_to_a_constant_the_compared_form_is_the_divergence_from_each_client()
 
     def each(student: torch.Tensor) -> torch.Tensor:
         p, log_q = (SAID / 2).softmax(2), (student / 2).log_softmax(1)
-        return (SHARES * (p * (p.log() - log_q)).sum(2)).sum(0).mean()
+        return (SHARES * (p * (p.log() - log_q)).mean(2)).sum(0).mean()
 
     assert torch.allclose(torch.func.grad(loss)(STUDENT), torch.func.grad(each)(STUDENT), atol=1e-6)
 
@@ -114,7 +159,7 @@ def test_the_generator_is_its_own_or_dfrds_with_the_label_beside_the_noise() -> 
     model = pictures().server_model
     assert isinstance(FedFTG().generator(model), Conditioned)
     compared = FedFTG(form="compared").generator(model)
-    assert isinstance(compared, Deconvolution) and compared.merge == "ncat"
+    assert isinstance(compared, Deconvolution) and compared.merge == "cat"
 
 
 @pytest.mark.parametrize("role", ["fine_tune", "data_free"])

@@ -20,8 +20,10 @@ from fedstill.methods.fedlgd import Down, FedLGD, Global, Own, Statistics
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.scaffold import Scaffold
 from fedstill.methods.virtual import Virtual
+from fedstill.parts import pixels
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import grad, gradient_distance, loss_on
+from fedstill.parts.synthetic_sets import class_statistics
 from worlds import CLASSES, World, engine_for, pictures, played
 
 WARM: dict[str, Any] = {"per_class": 3, "warm_up_steps": 2, "real_batch": 8}
@@ -419,3 +421,26 @@ def test_the_defaults_are_those_of_the_code_for_digits() -> None:
     assert (method.pixel_lr, method.pixel_momentum, method.real_batch) == (1, 0.5, 256)
     retina = FedLGD(**FedLGD.presets["retina"])
     assert (retina.weight, retina.lr) == (0.1, 0.001)
+
+
+def test_virtual_sets_of_eight_bits_have_256_levels_between_black_and_white() -> None:
+    world = pictures()
+    values = {"warm_up_steps": 2, "per_class": 2, "real_batch": 8}
+    made = {}
+    for bits in (False, True):
+        method = FedLGD(**values, eight_bits=bits, local_steps=1, global_steps=1)
+        engine, _ = played(method, world, 1)
+        made[bits] = pixels.to_pixels(world.party("c1").data, engine.states["c1"].images) * 255
+    assert torch.allclose(made[True], made[True].round(), atol=1e-3)
+    assert float(made[True].min()) >= -1e-3 and float(made[True].max()) <= 255 + 1e-3
+    assert torch.allclose(made[False].clamp(0, 255), made[True], atol=0.501)
+    assert not torch.allclose(made[False], made[False].round(), atol=1e-3)
+
+
+def test_the_released_start_reaches_the_servers_set_too() -> None:
+    world, method = pictures(), FedLGD(**FedLGD.presets["released"])
+    client = engine_for(method, world).node("c2", 0, "describe")
+    said = method.describe(client, Inbox({}))
+    counts = world.party("c2").data.counts(3)
+    mean, _ = class_statistics(world.party("c2").data, [0, 1, 2], 3)
+    assert torch.allclose(said.mean, mean * (counts / counts.sum()).unsqueeze(1), atol=1e-6)

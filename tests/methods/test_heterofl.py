@@ -23,7 +23,7 @@ from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import FedAvg, Global
 from fedstill.methods.feddropout import FedDropout
 from fedstill.methods.fedrolex import FedRolex
-from fedstill.methods.heterofl import HeteroFL, Own, Trained
+from fedstill.methods.heterofl import HeteroFL, Own, Trained, held
 from fedstill.models import MLP, AlexNet, PreResNet18
 from fedstill.parts.statistics import measured
 from worlds import World, engine_for, experiment, pictures, played, vectors
@@ -172,12 +172,12 @@ def test_masked_logits_are_zero_and_rows_of_lacking_classes_are_not_averaged() -
     method = HeteroFL(masked=True, rho=0, **SMALL)
     model, batch = world.server_model, world.party("c0").data.all()
     weights = model.init(0)
-    held = method.held(engine_for(method, world).node("c0", 1, "update"))
-    assert held is not None and held.tolist() == [1, 1, 0]
+    mask = held(engine_for(method, world).node("c0", 1, "update"))
+    assert mask.tolist() == [1, 1, 0]
     logits = model(weights, batch.x)
     logits[:, 2] = 0  # not minus infinity
     expected = cross_entropy(logits, batch.y)
-    found = method.objective(model, weights, batch, weights, held)
+    found = method.objective(model, weights, batch, weights, mask)
     assert float(found) == pytest.approx(float(expected))
     start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     away = Scripted({1: ["c1", "c2", "c3"]})
@@ -192,6 +192,19 @@ def test_without_masks_every_row_is_averaged() -> None:
     start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     alone, _ = played(method, world, 1, sampling=Scripted({1: ["c1", "c2", "c3"]}))
     assert not torch.isclose(weights_of(alone)["head.weight"][2], start["head.weight"][2]).any()
+
+
+def test_rows_of_lacking_classes_can_be_left_out_without_masking_logits() -> None:
+    world, method = vectors(), HeteroFL(rho=0, head_rows="held", **SMALL)  # c0 lacks class 2
+    start = engine_for(method, world).node(SERVER, 0, "look").state.weights
+    away = Scripted({1: ["c1", "c2", "c3"]})
+    alone, _ = played(method, world, 1, sampling=away)
+    plain, _ = played(HeteroFL(rho=0, **SMALL), world, 1, sampling=away)
+    found, trained = weights_of(alone), weights_of(plain)
+    assert torch.equal(found["head.weight"][2], start["head.weight"][2])
+    # What is trained is the same: the logits of class 2 took part in the loss.
+    assert torch.equal(found["head.weight"][:2], trained["head.weight"][:2])
+    assert torch.equal(found["layer0.weight"], trained["layer0.weight"])
 
 
 def test_statistics_of_static_norms_are_measured_by_clients_before_evaluation() -> None:

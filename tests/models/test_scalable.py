@@ -30,7 +30,9 @@ SMALL: list[Scalable] = [
     ConvNet((2, 8, 8), 3, depth=2, width=6, norm="batch"),
     ConvNet((2, 8, 8), 3, depth=1, width=6, norm="layer", pooling="none"),
     Conv4((2, 8, 8), 3, widths=(4, 6, 8, 5)),
+    Conv4((2, 16, 16), 3, widths=(4, 6, 8, 5), last_pool=True),
     PreResNet18((2, 8, 8), 3, widths=(4, 6, 8, 10)),
+    PreResNet18((2, 8, 8), 3, widths=(4, 6, 8, 10), blocks=(1, 3, 2, 2)),
     PreResNet18((2, 9, 8), 3, widths=(4, 6, 8, 10), norm="instance"),
 ]
 
@@ -168,6 +170,8 @@ def test_a_share_of_units_is_rounded_up_but_not_by_rounding_errors() -> None:
         (PreResNet18((1, 8, 8), 3, widths=(4, 4)), 1, r"widths = \[4, 4\]: must be four whole"),
         (PreResNet18((1, 8, 8), 3, norm="instance"), 1, "image of 8x8 leaves one pixel"),
         (Conv4((1, 7, 8), 3), 1, "conv4: an image of 7x8 cannot be pooled three times"),
+        (Conv4((1, 8, 16), 3, last_pool=True), 1, "cannot be pooled four times; use at least 16"),
+        (PreResNet18((1, 8, 8), 3, blocks=(2, 3, 2)), 1, "blocks = \\[2, 3, 2\\]: must be four"),
     ],
     ids=repr,
 )
@@ -181,3 +185,26 @@ def test_a_width_that_a_network_cannot_have_is_refused(
 def test_a_rate_is_no_option_of_a_network() -> None:
     for kind in MODELS.values():
         assert not {"rate", "scaler"} & set(kind((3, 32, 32), 10).describe())
+
+
+def test_the_fourth_pool_comes_before_the_mean_and_changes_nothing_else() -> None:
+    plain = Conv4((1, 16, 16), 3, widths=(4, 4, 4, 4))
+    more = Conv4((1, 16, 16), 3, widths=(4, 4, 4, 4), last_pool=True)
+    weights, x = plain.init(0), images(plain)
+    assert more.initial() == plain.initial()
+    *before, last, _ = plain.stages(weights, x)
+    *same, pooled, vector = more.stages(weights, x)
+    assert all(torch.equal(a, b) for a, b in zip(before, same, strict=True))
+    assert last.shape[2:] == (2, 2) and pooled.shape[2:] == (1, 1)
+    assert torch.equal(pooled, last.amax((2, 3), keepdim=True))
+    assert torch.equal(vector, pooled.flatten(1))
+
+
+def test_a_residual_network_of_twenty_layers_has_one_block_more_in_its_second_group() -> None:
+    small, large = (PreResNet18((3, 32, 32), 10, blocks=b) for b in ((2, 2, 2, 2), (2, 3, 2, 2)))
+    more = large.floats()["parameters"] - small.floats()["parameters"]
+    assert more == 2 * 9 * 128 * 128 + 2 * 2 * 128  # two convolutions of 3x3, two norms
+    convolutions = [name for name in large.initial() if ".conv" in name or name == "stem.weight"]
+    assert len(convolutions) + 1 == 20  # and the head
+    x = torch.zeros(2, 3, 32, 32)
+    assert [len(m.stages(m.init(0), x)) for m in (small, large)] == [5, 5]

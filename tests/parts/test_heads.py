@@ -11,7 +11,7 @@ from fedstill.core import trees
 from fedstill.core.model import Model
 from fedstill.core.seeds import generator
 from fedstill.models import MLP, AlexNet, ConvNet
-from fedstill.parts.heads import common_width, feature_width, projected, with_features
+from fedstill.parts.heads import common_width, pooled, projected, with_features
 
 SMALL: list[Model] = [
     MLP((6,), 3, hidden=(5,)),
@@ -43,7 +43,7 @@ def test_the_layers_below_start_as_they_do_without_a_projection(base: Model) -> 
     for name, tensor in plain.items():
         if not name.startswith("head."):
             assert torch.equal(more[name], tensor)
-    assert more["projection0.weight"].shape == (7, feature_width(base))
+    assert more["projection0.weight"].shape == (7, base.feature_width)
     assert more["head.weight"].shape == (3, 7)
     assert list(more)[-2:] == ["head.weight", "head.bias"]
 
@@ -80,8 +80,8 @@ def test_projected_networks_are_values_that_can_be_compared_and_hashed() -> None
 
 
 def test_widths_are_those_of_the_papers() -> None:
-    assert feature_width(ConvNet((3, 32, 32), 10)) == 2048
-    assert feature_width(AlexNet((3, 32, 32), 10)) == 3072
+    assert ConvNet((3, 32, 32), 10).feature_width == 2048
+    assert AlexNet((3, 32, 32), 10).feature_width == 3072
 
 
 def test_a_layer_is_added_only_where_widths_differ() -> None:
@@ -91,3 +91,24 @@ def test_a_layer_is_added_only_where_widths_differ() -> None:
     assert common_width([narrow, wide], 7) == 7
     assert with_features(narrow, 5) is narrow
     assert with_features(narrow, 7) == projected(narrow, 7)
+
+
+def test_pooled_features_are_means_of_neighbours_and_add_nothing_to_learn() -> None:
+    base = MLP((6,), 3, hidden=(8,))
+    model = pooled(base, 4)
+    weights, x = model.init(0), images(base, 5)
+    below = base.features(weights, x)
+    expected = torch.stack([below[:, 2 * i : 2 * i + 2].mean(1) for i in range(4)], 1)
+    assert torch.allclose(model.features(weights, x), expected, atol=1e-6)
+    plain = base.init(0)
+    assert [name for name in weights if name not in plain] == []
+    assert torch.equal(weights["layer0.weight"], plain["layer0.weight"])
+    assert weights["head.weight"].shape == (3, 4)
+
+
+def test_networks_of_other_widths_are_joined_by_a_layer_or_by_means() -> None:
+    base = ConvNet((2, 8, 8), 3, depth=2, width=4)
+    assert with_features(base, base.feature_width, "pooled") is base
+    assert with_features(base, 5) == projected(base, 5)
+    assert with_features(base, 5, "pooled") == pooled(base, 5)
+    assert pooled(base, 5).feature_width == 5

@@ -472,3 +472,11 @@ def test_the_statistics_gap_sums_norms_over_layers() -> None:
     grad = torch.func.grad(lambda mean: statistics_gap({"a.running_mean": mean}, own))
     assert grad(own["a.running_mean"]).tolist() == [0, 0]  # finite where nothing is apart
     assert float(statistics_gap({}, own)) == 0
+
+
+def test_one_right_selects_where_exactly_one_says_the_label() -> None:
+    says = torch.eye(3)
+    labels = torch.tensor([0, 0, 0, 0])
+    teacher, student = says[[0, 0, 1, 1]], says[[0, 1, 0, 2]]
+    assert selected(student, teacher, labels, "one_right").tolist() == [0, 1, 1, 0]
+    assert selected(student, teacher, labels, "disagreement").tolist() == [0, 1, 1, 1]

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import worlds
 from fedstill.core import Data, Node, Pool, Record, Weights, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
+from fedstill.methods.desa import DeSA
 from fedstill.models import MLP, ConvNet
 from fedstill.parts import augment
 from fedstill.parts.augment import augmentations, image_size, strategy_faults
@@ -30,11 +32,13 @@ from fedstill.parts.synthetic_batches import training_batches
 from fedstill.parts.synthetic_sets import (
     SyntheticSet,
     class_statistics,
+    from_common_noise,
     from_noise,
     from_real,
     from_statistics,
     held_classes,
     mean_over_holders,
+    released_statistics,
     scaled,
 )
 from fedstill.parts.warm_up import Kept, plain_network, warmed_up
@@ -681,3 +685,30 @@ def test_iterations_can_be_stacked() -> None:
         client, from_noise(client, [0, 1], 2), lambda step: network()
     )
     assert trees.shape(made[0]) == trees.shape(made[1])
+
+
+def test_a_common_start_is_the_same_for_all_place_by_place() -> None:
+    world = worlds.pictures()
+    first, second = (
+        worlds.engine_for(DeSA(), world).node(c, 0, "synthesize") for c in ("c0", "c1")
+    )
+    left = from_common_noise(first, [0, 1], 3)
+    right = from_common_noise(second, [0, 1, 2], 3)
+    assert torch.equal(left.images, right.images[:2])
+    later = from_common_noise(second, [2], 3)
+    assert torch.equal(later.images[0], right.images[2])
+    assert later.classes.tolist() == [2]
+    assert later.share.flatten().tolist() == pytest.approx([1 / 3] * 3)
+    assert float(right.images.std()) == pytest.approx(1, abs=0.1)
+    own = from_noise(first, [0, 1], 3)
+    assert not torch.equal(own.images, left.images)
+
+
+def test_released_statistics_divide_by_all_images() -> None:
+    # Class 0 has the pixels 1 and 3 in one image of four: mean 4/8, mean of squares 10/8.
+    x = torch.tensor([[1.0, 3.0], [5.0, 5.0], [0.0, 2.0], [4.0, 4.0]]).reshape(4, 1, 1, 2)
+    data = Data.of(x, torch.tensor([0, 1, 1, 1]))
+    mean, std = released_statistics(data, [0, 1], 2)
+    assert mean.flatten().tolist() == pytest.approx([4 / 8, 20 / 8])
+    spread = [(10 / 8 - 0.25) ** 0.5, ((25 + 25 + 4 + 16 + 16) / 8 - 6.25) ** 0.5]
+    assert std.flatten().tolist() == pytest.approx(spread)

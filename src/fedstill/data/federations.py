@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedstill.core.errors import DataError, unknown
 from fedstill.data.datasets import DIGIT_NAMES, named_set, shaped
-from fedstill.data.images import stratified_split
-from fedstill.data.sites import Collection, Examples, LabelledSet, Site, merged, whole_site
+from fedstill.data.images import middle, stratified_split
+from fedstill.data.sites import (
+    Collection,
+    Examples,
+    LabelledSet,
+    Site,
+    images_of,
+    merged,
+    whole_site,
+)
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel
 
@@ -23,6 +32,7 @@ DIGITS_CLIENTS = {  # client: named set
 DIGITS_STYLES = ("desa", "fedlgd")
 DESA_TRAIN = 7_438  # examples; FedBN cuts every train set to the size of USPS's
 DESA_TEST_SHARE = 0.2
+DESA_CROP = 28  # pixels of MNIST-M: FedBN's digits fill the frame as MNIST's do
 
 # DeSA normalises each client by its own statistics (FedBN preprocessing).
 DESA_STATISTICS: dict[str, Statistics] = {
@@ -47,11 +57,14 @@ def digits(
     size: int | None = None,
     percent: float = 100,
     split_seed: int = 0,
+    mnist_m_crop: int | None = None,
 ) -> Collection:
     """DIGITS: MNIST, SVHN, USPS, SynthDigits and MNIST-M, one client each.
 
     `desa`: 3x32x32, 80/20 split of the merged sets, train parts cut to 7438, of which `percent`
-    is kept. `fedlgd`: 3x28x28, the sets' own splits, mean and std 0.5.
+    is kept. `fedlgd`: 3x28x28, the sets' own splits, mean and std 0.5. Of MNIST-M's 32x32 pixels
+    the middle `mnist_m_crop` are kept before it is resized: 28 for `desa`, whose federation has
+    digits as large as MNIST's, all for `fedlgd`; 0 keeps all.
     """
     if style not in DIGITS_STYLES:
         raise DataError(unknown("style of DIGITS", style, DIGITS_STYLES))
@@ -63,6 +76,8 @@ def digits(
     notes: list[str] = []
     for client, name in DIGITS_CLIENTS.items():
         image_set = named_set(name, data_dir=data_dir)
+        if client == "MNIST-M" and (side := middle_side(image_set, style, mnist_m_crop)):
+            image_set = cropped(image_set, side)
         if style == "desa":
             site = desa_site(client, image_set, size or 32, percent, split_seed)
         else:
@@ -71,6 +86,27 @@ def digits(
         notes.extend(image_set.notes)
         notes.append(f"{client}: {len(site)} train and {len(site.test)} test examples")
     return Collection(f"DIGITS ({style})", tuple(sites), DIGIT_NAMES, tuple(notes))
+
+
+def middle_side(image_set: LabelledSet, style: str, asked: int | None) -> int:
+    """How many pixels of the middle of MNIST-M are kept; 0 for all of them.
+
+    Ganin's release has digits in the middle 28 of 32 pixels; a smaller file has been cut already.
+    """
+    if asked is not None:
+        return asked
+    wider = images_of(image_set.name, image_set.train).shape[-1] > DESA_CROP
+    return DESA_CROP if style == "desa" and wider else 0
+
+
+def cropped(image_set: LabelledSet, side: int) -> LabelledSet:
+    """A set of images with the middle of each only, and a note of it."""
+    train, test = (
+        Examples(middle(images_of(image_set.name, part), side), part.labels)
+        for part in (image_set.train, image_set.test)
+    )
+    note = f"{image_set.name}: the middle {side}x{side} pixels of each image"
+    return replace(image_set, train=train, test=test, notes=(*image_set.notes, note))
 
 
 def desa_site(

@@ -40,6 +40,18 @@ def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return result
 
 
+def middle(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """The middle side x side pixels of images [example, channel, height, width]."""
+    height, width = images.shape[2:]
+    if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= min(height, width):
+        raise DataError(
+            f"the middle of images of {height}x{width} pixels can be 1 to {min(height, width)} "
+            f"pixels wide, but {side!r} was asked for"
+        )
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[:, :, top : top + side, left : left + side]
+
+
 def resampling(before: int, after: int) -> NDArray[np.float64]:
     """The weights [after, before] of a triangle filter, as wide as the step when shrinking."""
     step = before / after

@@ -35,6 +35,7 @@ from fedstill.parts.anchors import Sets, over_holders
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.generators import UNTRAINED, Untrained, unfit_images, untrained_set
+from fedstill.parts.synthetic_sets import Start
 from fedstill.parts.warm_up import plain_network, warmed_up
 
 MEAN = "mean of all"  # the name of the one set where sets are averaged
@@ -93,6 +94,7 @@ class Anchored(Method):
     real_batch: Count = 256
     augmentation: str = augment.DEFAULT
     synthesis_width: Count = 128  # of the random ConvNets
+    common_start: bool = True  # all sets grow from one noise, so that they can be averaged
     generator: Untrained = "style"
     generator_width: Count = 32
     combination: Literal["average", "union", "neighbour"] = "average"
@@ -144,7 +146,8 @@ class Anchored(Method):
         matching = Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                             self.augmentation)  # fmt: skip
         network = plain_network(client.model, self.synthesis_width)
-        made = await warmed_up(client, matching, "noise", self.per_class, network)
+        start: Start = "common_noise" if self.common_start else "noise"
+        made = await warmed_up(client, matching, start, self.per_class, network)
         images = pixels.given_away(client.data, made.images, self.anchor_space,
                                    eight_bits=self.quantize_anchors)  # fmt: skip
         client.state = client.state.knowing(Sets.of(client.id, images, made.classes))

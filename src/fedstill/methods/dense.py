@@ -35,10 +35,10 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner, Tuned
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
-from fedstill.parts.image_generators import Deconvolution, Upsampling
+from fedstill.parts.image_generators import Deconvolution, Merge, Upsampling
 from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import MOVES, Latent, Lesson, Losses, Networks, Teaching, View, begun
-from fedstill.parts.losses import row_divergences, transferability
+from fedstill.parts.losses import Selection, row_divergences, transferability
 
 
 class Memory(Tuned):
@@ -76,6 +76,12 @@ class Dense(FineTuner):
             "generator_lr": 2e-4, "generator_width": 512, "distil_lr": 0.01,
             "distil_momentum": 0.0, "distil_decay": 1e-4, "temperature": 10.0,
         },
+        "dfrd_released": {  # as the code of DFRD has it
+            "synthesis": "stream", "generator_steps": 1, "distil_steps": 5, "generator_batch": 64,
+            "latent": 100, "generator_lr": 2e-4, "generator_width": 512, "distil_lr": 0.01,
+            "distil_momentum": 0.0, "distil_decay": 1e-4, "temperature": 10.0, "merge": "mul",
+            "statistics_weight": 0.0, "selection": "one_right", "fresh_optimizers": True,
+        },
         "small": SMALL,
     }  # fmt: skip
 
@@ -94,11 +100,13 @@ class Dense(FineTuner):
     transferability_weight: NonNegative = 1.0
     synthesis: Literal["pool", "stream"] = "pool"
     pool: Count = 50  # batches, of which the oldest leave; emptied after every round
+    selection: Selection = "disagreement"
+    merge: Merge = "none"  # of noise and label in a `stream`
 
     def server_state(self, server: Node[Any]) -> Memory:
         stream = self.synthesis == "stream"
         kept = self.generator(server.model).init(server.draw("images")) if stream else None
-        return Memory(self.held(server), kept)
+        return Memory(self.held(server), None, kept)
 
     @at_clients
     async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
@@ -113,11 +121,14 @@ class Dense(FineTuner):
             return
         teaching = self.teaching(server, heard, *alike(len(heard), server.model.classes))
         if self.synthesis == "pool":
-            server.state = server.state.taught(await self.from_a_pool(server, teaching))
+            weights = await self.from_a_pool(server, teaching)
+            server.state = server.state.taught(weights, feedback=self.feedback)
         else:
             lessons = teaching.lessons_of(self.generator(server.model))
             generator, weights = await self.in_turns(server, teaching, lessons)
-            server.state = server.state.taught(weights, image_generator=generator)
+            server.state = server.state.taught(
+                weights, feedback=self.feedback, image_generator=generator
+            )
 
     async def from_a_pool(self, server: Node[Memory], teaching: Teaching) -> Weights:
         """Search a batch of images, add it to the pool, pass over the pool; so many times."""
@@ -197,7 +208,7 @@ class Dense(FineTuner):
         terms = {
             "fidelity": cross_entropy(ensemble, view.labels),
             "transferability": transferability(
-                view.student, ensemble, view.labels, selection="disagreement", temperature=heat
+                view.student, ensemble, view.labels, selection=self.selection, temperature=heat
             ),
         }
         return terms if view.gaps is None else {**terms, "statistics": view.gaps.sum()}
@@ -218,14 +229,16 @@ class Dense(FineTuner):
         return self.temperature**2 * loss if self.synthesis == "pool" else loss
 
     def generator(self, model: Model) -> ImageGenerator:
-        """Its own, or DFRD's without labels."""
+        """Its own, or DFRD's, without labels unless they are merged with the noise."""
         if self.synthesis == "pool":
             return self.made(Upsampling, model)
-        return self.made(Deconvolution, model, merge="none")
+        return self.made(Deconvolution, model, merge=self.merge)
 
     def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
-        """The generator knows no labels: the server's model says what its images are."""
+        """Where the generator knows no labels the server's model says what its images are."""
         made = super().imagined(server, per_class)
+        if self.merge != "none":
+            return made
         return made and (made[0], self.predict(server, made[0]).argmax(1))
 
 

@@ -6,18 +6,21 @@ Learning. NeurIPS 2023. Equations 2 to 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Inbox, Lazy, Model, Node, Weights, algebra, at_server
-from fedstill.core.ranges import Fraction, NonNegative, Share
+from fedstill.core import Inbox, Lazy, Model, Node, NodeId, Weights, algebra, at_server
+from fedstill.core.ranges import NonNegative, Positive, Share
+from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, Counted, FineTuner, Tuned, by_label_counts
 from fedstill.parts.image_generators import Deconvolution, Merge
+from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Latent, Lesson, View
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
 
@@ -37,21 +40,34 @@ class DFRD(FineTuner):
     rounds. Clients' logits and labels are weighed by the labels used in the round.
     """
 
-    presets: ClassVar = {"small": SMALL}
+    presets: ClassVar = {
+        # Of the authors' code: its defaults, on FedAvg; on parts what was taught is sent on.
+        "released": {
+            "base": FedAvg(round_steps=20, batch_size=64), "distil_steps": 1, "detached": True,
+            "embedding_weight": 1.0, "fresh_optimizers": True,
+            "counts": "held", "feedback": False,
+        },
+        "released_on_parts": {
+            "distil_steps": 1, "detached": True, "embedding_weight": 1.0,
+            "fresh_optimizers": True, "counts": "held",
+        },
+        "small": SMALL,
+    }  # fmt: skip
 
-    distil_momentum: Fraction = 0.9
     transferability_weight: NonNegative = 1.0  # β_tran
     diversity_weight: NonNegative = 1.0  # β_div
     average_decay: Share = 0.5  # λ
     average_weight: NonNegative = 0.5  # α
     merge: Merge = "mul"
     selection: Selection = "wrong_student"
-    detached: bool = False  # transferability as in later code by the first author
-    reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn
+    detached: bool = False  # transferability as in the released code
+    embedding_weight: NonNegative = 0.0  # β_ey, of label embeddings that are too long
+    embedding_reach: Positive = 1.0  # γ, how long they may be, in √latent
+    counts: Literal["used", "held", "alike"] = "used"  # by which labels are drawn, clients weighed
 
     def server_state(self, server: Node[Any]) -> Memory:
         generator = self.generator(server.model).init(server.draw("images"))
-        return Memory(self.held(server), generator, generator)
+        return Memory(self.held(server), None, generator, generator)
 
     @at_server
     async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:
@@ -60,14 +76,14 @@ class DFRD(FineTuner):
         if not heard or not self.iterations:
             return
         maker, average = self.generator(server.model), server.state.average_generator
-        teaching = self.teaching(server, heard, *by_label_counts(heard))
+        teaching = self.teaching(server, heard, *self.weighing(heard, server.model.classes))
 
         def lessons(
             generator: Weights, some: Sequence[Latent], rng: torch.Generator
         ) -> Lazy[tuple[Lesson, ...]]:
             """Images of the generator, and of the average with noise and labels of their own."""
             pairs = [(generator, some)]
-            if self.average_weight:
+            if self.average_weight and server.round > 1:  # before, the average is untrained
                 others = self.latents(server, rng, teaching.frequencies, len(some))
                 pairs.append((average, others))
             return Lazy(
@@ -78,13 +94,28 @@ class DFRD(FineTuner):
         generator, weights = await self.in_turns(server, teaching, lessons)
         average = algebra.moving_average(average, generator, self.average_decay)  # eq. 6
         server.state = server.state.taught(
-            weights, image_generator=generator, average_generator=average
+            weights,
+            feedback=self.feedback,
+            image_generator=generator,
+            average_generator=average,
         )
 
+    def weighing(self, heard: Mapping[NodeId, Counted], classes: int) -> tuple[Tensor, Tensor]:
+        """Clients' shares [client, class] and frequencies of labels [class]."""
+        return alike(len(heard), classes) if self.counts == "alike" else by_label_counts(heard)
+
+    def counted(self, client: Node[Any]) -> Tensor:
+        if self.counts == "held":
+            return client.data.counts(client.model.classes)
+        return super().counted(client)
+
+    def total(self, up: Any) -> int | None:
+        return getattr(up, "examples", None) if self.counts == "held" else super().total(up)
+
     def generator_terms(self, view: View) -> dict[str, Tensor]:
-        """The three terms of the generator's loss, equations 2 to 4."""
+        """The terms of the generator's loss: equations 2 to 4, and a bound of label embeddings."""
         ensemble = view.ensemble
-        return {
+        terms = {
             "fidelity": cross_entropy(ensemble, view.labels),
             "transferability": transferability(
                 view.student, ensemble, view.labels, selection=self.selection,
@@ -92,12 +123,20 @@ class DFRD(FineTuner):
             ),
             "diversity": diversity(view.inputs, view.images, apart_by="square"),
         }  # fmt: skip
+        if self.embedding_weight and view.embedded is not None:
+            bound = self.embedding_reach * math.sqrt(self.latent)
+            lengths = torch.linalg.vector_norm(view.embedded, dim=1)
+            terms["embedding"] = (lengths - bound).clamp(min=0).mean()
+        return terms
 
     def generator_loss(self, view: View) -> Tensor:
         """The generator's loss, equation 5."""
         terms = self.generator_terms(view)
         moved = self.transferability_weight * terms["transferability"]
-        return terms["fidelity"] + moved + self.diversity_weight * terms["diversity"]
+        loss = terms["fidelity"] + moved + self.diversity_weight * terms["diversity"]
+        if "embedding" in terms:
+            loss = loss + self.embedding_weight * terms["embedding"]
+        return loss
 
     def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
         """Equation 7, in the usual direction of distillation: KL(ensemble ‖ student) at T."""
@@ -108,14 +147,6 @@ class DFRD(FineTuner):
             for lesson in batch
         ]
         return losses[0] + self.average_weight * sum(losses[1:])
-
-    def latents(
-        self, server: Node[Any], rng: torch.Generator, frequencies: Tensor, steps: int
-    ) -> list[Latent]:
-        """Noise and labels of so many steps: a draw for each, or one for all."""
-        if self.reuse_draws:
-            return super().latents(server, rng, frequencies, 1) * steps
-        return super().latents(server, rng, frequencies, steps)
 
     def generator(self, model: Model) -> Deconvolution:
         return self.made(Deconvolution, model, merge=self.merge)

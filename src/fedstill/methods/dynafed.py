@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedstill.core import (
     Adam,
@@ -26,7 +26,7 @@ from fedstill.core import (
     minimize,
     seeds,
 )
-from fedstill.core.optim import PerEntry
+from fedstill.core.optim import Optimizer, PerEntry
 from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.core.records import Pictured
 from fedstill.methods import fedavg
@@ -59,13 +59,14 @@ class Stretch(NamedTuple):
 class DynaFed(FedAvg):
     """After `path_rounds` rounds the path becomes a synthetic set; from then on rounds end on it.
 
-    Clients train as in FedAvg, with SGD; the released code's use Adam. It also shows the set to
+    Clients train as in FedAvg, with SGD or Adam. The released code also shows the set to
     batch norm layers before tuning, which here learn their statistics in the epochs of tuning.
     """
 
     # A run of twenty rounds would end before the default path of twenty-five rounds is complete.
     presets: ClassVar = {
         "twenty rounds": {"path_rounds": 10, "expert_steps": 2},
+        "released": {"rule": "adam", "lr": 1e-3, "weighting": "uniform", "least_averaged": 2},
         "small": {
             "lr": 0.1, "batch_size": 8, "path_rounds": 2, "per_class": 3, "synthesis_steps": 3,
             "expert_steps": 1, "inner_steps": 2, "tune_epochs": 8, "tune_batch": 8,
@@ -79,7 +80,9 @@ class DynaFed(FedAvg):
     label_lr: Positive = 0.01
     rate_lr: Positive = 1e-5
     first_rate: Positive = 0.04
+    rule: Literal["sgd", "adam"] = "sgd"  # of the clients
     expert_steps: Count = 3  # s, rounds between start and target
+    least_averaged: Whole = 0  # weights after a start, drawn anew for each target; 0: the last
     latest_start: Count = 50
     inner_steps: Count = 20
     tune_epochs: Whole = 20  # none leaves FedAvg
@@ -88,9 +91,13 @@ class DynaFed(FedAvg):
     augmentation: str = augment.DEFAULT
 
     def faults(self) -> Sequence[str]:
-        found = strategy_faults("augmentation", self.augmentation)
+        found = [*super().faults(), *strategy_faults("augmentation", self.augmentation)]
         if self.path_rounds < self.expert_steps:
             found.append("path_rounds must be at least expert_steps")
+        if self.least_averaged > self.expert_steps:
+            found.append("least_averaged must be at most expert_steps, of which it is a draw")
+        if self.rule == "adam" and self.momentum:
+            found.append('momentum must be 0 with rule = "adam", which has its own')
         return found
 
     def server_state(self, server: Node[Any]) -> Global:
@@ -155,11 +162,30 @@ class DynaFed(FedAvg):
             )  # fmt: skip
             begin = places[step]
             return Stretch(
-                path[begin], path[begin + self.expert_steps],
+                path[begin], self.target(path, begin, seeds.generator(seed, "target", step)),
                 tuple(draws for _, draws in drawn), tuple(only for only, _ in drawn),
             )  # fmt: skip
 
         return Lazy(self.synthesis_steps, make)
+
+    def target(self, path: tuple[Weights, ...], begin: int, rng: Generator) -> Weights:
+        """Where a stretch is to come to: weights that the path reaches, or the mean of several.
+
+        As in the released code their number is drawn, then so many of the next `expert_steps`
+        weights, each as likely at every draw.
+        """
+        if not self.least_averaged:
+            return path[begin + self.expert_steps]
+        span = self.expert_steps - self.least_averaged + 1
+        count = self.least_averaged + int(torch.randint(span, (1,), generator=rng))
+        drawn = torch.randint(self.expert_steps, (count,), generator=rng).tolist()
+        return algebra.mean([path[begin + 1 + ahead] for ahead in drawn])
+
+    @property
+    def optimizer(self) -> Optimizer:
+        if self.rule == "adam":
+            return Adam(self.lr, weight_decay=self.weight_decay)
+        return super().optimizer
 
     def off_the_path(self, model: Model, value: dict[str, Tensor], batch: Stretch) -> Tensor:
         """Equation 4: how far the set leads from the target, by the way to be gone."""

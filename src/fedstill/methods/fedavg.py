@@ -33,12 +33,19 @@ from fedstill.core import (
     minimize,
 )
 from fedstill.core.data import Plan
+from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
 from fedstill.parts.views import Views, unfit_views, viewed
 
 
 class Global(State):
     """What the server remembers."""
+
+    weights: Weights
+
+
+class Own(State):
+    """What a client remembers where its own network is scored: where it came to last."""
 
     weights: Weights
 
@@ -70,6 +77,18 @@ class FedAvg(Method):
     weight_decay: NonNegative = 0.0
     weighting: Literal["examples", "uniform"] = "examples"
     views: Views = "none"  # of images in local training
+    score_own: bool = False  # clients keep what they trained, scored on their own test sets
+
+    keeps_own: ClassVar[bool] = True  # whether clients can
+
+    @property
+    def scores_own(self) -> bool:
+        return self.score_own
+
+    def faults(self) -> Sequence[str]:
+        if self.score_own and not self.keeps_own:
+            return ["score_own: clients of this method remember something else; leave it out"]
+        return ()
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return unfit_views(self.views, server)
@@ -86,9 +105,11 @@ class FedAvg(Method):
         return Down(server.state.weights)
 
     @at_clients
-    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Train on local examples from the global weights."""
         weights, _ = await self.trained(client, inbox.only().weights)
+        if self.score_own:
+            client.state = Own(weights)
         return Up(weights, len(client.data))
 
     @at_server
@@ -120,7 +141,7 @@ class FedAvg(Method):
         return cross_entropy(model(weights, batch.x), batch.y)
 
     @property
-    def optimizer(self) -> SGD:
+    def optimizer(self) -> Optimizer:
         return SGD(self.lr, self.momentum, self.weight_decay)
 
     def network_for(self, server: Node[Any], who: NodeId) -> Model:

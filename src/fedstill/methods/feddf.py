@@ -67,8 +67,10 @@ class FedDF(FedAvg):
 
     scored: ClassVar[Place] = Place.CLIENTS
     needs_public: ClassVar[bool] = True
+    keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "paper": {"distil_steps": 10_000},
+        "personal": {"average": False},
         "small": {
             "lr": 0.1, "batch_size": 8, "distil_steps": 6, "distil_lr": 0.01, "distil_batch": 10,
         },
@@ -77,13 +79,14 @@ class FedDF(FedAvg):
     distil_steps: Whole = 1000  # none leaves FedAvg
     distil_lr: Positive = 1e-3
     distil_batch: Count = 128
+    average: bool = True  # clients of one architecture; false: each network is a student of its own
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.distil, self.adopt]
 
     def server_state(self, server: Node[Any]) -> Students:  # type: ignore[override]
         seed = server.draw("weights", shared=True)
-        first = {kind: server.models[kind] for kind in kinds(server.models).values()}
+        first = {kind: server.models[kind] for kind in self.kinds(server.models).values()}
         weights = {kind: model.on(server.device).init(seed) for kind, model in first.items()}
         return Students(weights, tuple(server.models))
 
@@ -94,7 +97,7 @@ class FedDF(FedAvg):
     def broadcast(self, server: Node[Students], inbox: Inbox[Never]) -> Addressed[Student]:
         """Send the students to those who were away when they were handed out."""
         away = [name for name in server.models if name not in server.state.holders]
-        return handed_out(server, server.state.weights, away)
+        return self.handed_out(server, server.state.weights, away)
 
     @at_clients
     async def update(self, client: Node[Own], inbox: Inbox[Student]) -> Up:
@@ -106,7 +109,7 @@ class FedDF(FedAvg):
     @at_server
     async def distil(self, server: Node[Students], inbox: Inbox[Up]) -> Addressed[Student]:
         """For each architecture take the mean and teach it what all participants say together."""
-        kind_of, students = kinds(server.models), dict(server.state.weights)
+        kind_of, students = self.kinds(server.models), dict(server.state.weights)
         ensemble, renewed = self.ensemble(server, inbox), {kind_of[name]: None for name in inbox}
         for kind in renewed:
             ups = [up for name, up in inbox.items() if kind_of[name] == kind]
@@ -114,7 +117,7 @@ class FedDF(FedAvg):
             students[kind] = await self.taught(server, server.models[kind], mean, ensemble)
         still = [name for name in server.state.holders if kind_of[name] not in renewed]
         server.state = Students(students, (*still, *inbox))
-        return handed_out(server, students, list(inbox))
+        return self.handed_out(server, students, list(inbox))
 
     @at_clients
     def adopt(self, client: Node[Own], inbox: Inbox[Student]) -> None:
@@ -140,17 +143,20 @@ class FedDF(FedAvg):
         """AVGLOGITS: KL from the softmax of the mean logits to that of the student."""
         return divergence(model(weights, batch.x), ensemble[batch.y])
 
+    def kinds(self, models: Mapping[NodeId, Model]) -> dict[NodeId, NodeId]:
+        """For each client the first one with its architecture; itself where nothing is averaged."""
+        if not self.average:
+            return {name: name for name in models}
+        first: dict[Model, NodeId] = {}
+        return {name: first.setdefault(model, name) for name, model in models.items()}
 
-def kinds(models: Mapping[NodeId, Model]) -> dict[NodeId, NodeId]:
-    """For each client the first one with its architecture."""
-    first: dict[Model, NodeId] = {}
-    return {name: first.setdefault(model, name) for name, model in models.items()}
-
-
-def handed_out(
-    server: Node[Students], students: Mapping[str, Weights], hearers: Sequence[NodeId]
-) -> Addressed[Student]:
-    """To each hearer the student of its architecture; one message for all who share it."""
-    kind_of = kinds(server.models)
-    said = {kind: Student(students[kind]) for kind in {kind_of[name] for name in hearers}}
-    return Addressed({name: said[kind_of[name]] for name in hearers})
+    def handed_out(
+        self,
+        server: Node[Students],
+        students: Mapping[str, Weights],
+        hearers: Sequence[NodeId],
+    ) -> Addressed[Student]:
+        """To each hearer the student of its architecture; one message for all who share it."""
+        kind_of = self.kinds(server.models)
+        said = {kind: Student(students[kind]) for kind in {kind_of[name] for name in hearers}}
+        return Addressed({name: said[kind_of[name]] for name in hearers})

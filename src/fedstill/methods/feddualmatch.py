@@ -19,6 +19,7 @@ from fedstill.core import (
     Adam,
     Batch,
     Data,
+    Exact,
     Inbox,
     Message,
     Method,
@@ -65,7 +66,7 @@ class Up(Message):
 
     images: Tensor  # [image, ...]
     labels: Positional  # [image]
-    counts: Tensor | None = None  # [image], examples that an image stands for; only if asked for
+    counts: Exact | None = None  # [image], examples that an image stands for; only if asked for
 
     def pictures(self) -> Pictured:
         return self.images, self.labels

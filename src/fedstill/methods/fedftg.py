@@ -20,7 +20,7 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, Counted, FineTuner, Tuned, by_label_counts
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
-from fedstill.parts.lessons import Lesson, View
+from fedstill.parts.lessons import Latent, Lesson, View
 from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
 
 
@@ -39,9 +39,13 @@ class FedFTG(FineTuner):
     """
 
     presets: ClassVar = {
-        "paper": {"base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3)},
+        "paper": {
+            "base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3),
+            "one_by_one": True, "distil_decay": 1e-3, "reuse_draws": True,
+        },
         "cifar100": {
             "base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3), "latent": 256,
+            "one_by_one": True, "distil_decay": 1e-3, "reuse_draws": True,
         },
         "dfrd": {
             "form": "compared", "generator_steps": 5, "distil_steps": 2, "generator_batch": 64,
@@ -62,10 +66,11 @@ class FedFTG(FineTuner):
     discrepancy_weight: NonNegative = 1.0
     diversity_weight: NonNegative = 1.0
     form: Literal["released", "compared"] = "released"  # the temperature is of the second
+    one_by_one: bool = False  # a generator's step is one for each client, as in the released code
 
     def server_state(self, server: Node[Any]) -> Memory:
         generator = self.generator(server.model).init(server.draw("images"))
-        return Memory(self.held(server), generator)
+        return Memory(self.held(server), None, generator)
 
     @at_server
     async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:
@@ -75,7 +80,9 @@ class FedFTG(FineTuner):
             teaching = self.teaching(server, heard, *by_label_counts(heard))
             lessons = teaching.lessons_of(self.generator(server.model))
             generator, weights = await self.in_turns(server, teaching, lessons)
-            server.state = server.state.taught(weights, image_generator=generator)
+            server.state = server.state.taught(
+                weights, feedback=self.feedback, image_generator=generator
+            )
 
     def generator_terms(self, view: View) -> dict[str, Tensor]:
         """Each client's row counts by its share of the label, as the paper has it.
@@ -86,21 +93,30 @@ class FedFTG(FineTuner):
         losses = cross_entropy(view.said.transpose(1, 2), labels, reduction="none")
         if self.form == "released":
             apart = (view.student - view.said.detach()).abs().mean(2)  # [client, image]
-            kind: Literal["absolute", "square"] = "absolute"
-        else:
-            apart = row_divergences(view.student, view.said, temperature=self.temperature)
-            kind = "square"
+            spread = diversity(view.inputs, view.images, apart_by="absolute")
+        else:  # KL(student ‖ client), the student held fixed; a mean over classes too
+            apart = row_divergences(view.said, view.student.detach(), temperature=self.temperature)
+            apart = apart / view.student.shape[1]
+            spread = diversity(view.noise, view.images, apart_by="square")
         return {
             "fidelity": (view.shares * losses).sum(0).mean(),
             "transferability": -(view.shares * apart).sum(0).mean(),
-            "diversity": diversity(view.inputs, view.images, apart_by=kind),
+            "diversity": spread,
         }
 
     def generator_loss(self, view: View) -> Tensor:
-        """All clients in one step, so the diversity term counts once."""
+        """All clients in one step, so the diversity term counts once; or one client in each."""
         terms = self.generator_terms(view)
         moved = self.discrepancy_weight * terms["transferability"]
         return terms["fidelity"] + moved + self.diversity_weight * terms["diversity"]
+
+    def asking(self, some: Sequence[Latent], clients: int) -> Sequence[Latent]:
+        """All clients in each step, or a step for each client on the same noise and labels."""
+        if not self.one_by_one:
+            return some
+        device = some[0].noise.device
+        each = torch.eye(clients, device=device)
+        return [latent._replace(asked=client) for latent in some for client in each]
 
     def target(self, said: Tensor, shares: Tensor) -> Tensor:
         """[image, class], Σ_i α_{i,y} · probabilities of client i."""
@@ -108,15 +124,15 @@ class FedFTG(FineTuner):
         return torch.einsum("ibc,ib->bc", (said / heat).softmax(2), shares)
 
     def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
-        """Cross-entropy with the clients' probabilities; the released code also divides by classes.
+        """Cross-entropy with the clients' probabilities, a mean over images and classes.
 
-        Up to a constant it is Σ_i α_{i,y} KL(client i ‖ student).
+        Up to a constant it is Σ_i α_{i,y} KL(client i ‖ student) by the number of classes.
         """
         (lesson,) = batch
         student = model(weights, lesson.images)
         if self.form == "released":
             return soft_cross_entropy(student, lesson.target)
-        return -(lesson.target * log_softmax(student / self.temperature, 1)).sum(1).mean()
+        return -(lesson.target * log_softmax(student / self.temperature, 1)).mean()
 
     def generator_optimizer(self, round: int) -> Adam:
         rate = self.generator_lr * self.rate_decay ** (round - 1)
@@ -127,7 +143,7 @@ class FedFTG(FineTuner):
         return SGD(rate, self.distil_momentum, self.distil_decay)
 
     def generator(self, model: Model) -> ImageGenerator:
-        """Its own, or DFRD's with noise and label side by side."""
+        """Its own, or DFRD's with noise and what was learnt of the label side by side."""
         if self.form == "released":
             return self.made(Conditioned, model)
-        return self.made(Deconvolution, model, merge="ncat")
+        return self.made(Deconvolution, model, merge="cat")

@@ -79,8 +79,10 @@ class FedGen(FedAvg):
     linear layer of that width. α_t, β_t and the generator's rate decay by a factor each round.
     """
 
+    keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "cifar": {"hidden": 512, "noise_size": 64},
+        "released": {"generator_batch": 32},  # that of local training, whatever its option says
         "small": {
             "lr": 0.1, "batch_size": 8, "free_batch": 6, "hidden": 8, "generator_steps": 5,
             "generator_batch": 8,

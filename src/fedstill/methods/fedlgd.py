@@ -42,7 +42,13 @@ from fedstill.methods.virtual import Virtual
 from fedstill.parts import controls
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import GradientMatching
-from fedstill.parts.synthetic_sets import class_statistics, held_classes, mean_over_holders, scaled
+from fedstill.parts.synthetic_sets import (
+    class_statistics,
+    held_classes,
+    mean_over_holders,
+    released_statistics,
+    scaled,
+)
 
 
 class Own(virtual.Own):
@@ -99,6 +105,8 @@ class FedLGD(Virtual):
     presets: ClassVar = {
         "cifar10c": {"weight": 1.0},
         "retina": {"weight": 0.1, "lr": 0.001},
+        "released": {"start": "released_statistics", "global_start": "averaged_statistics",
+                     "warm_up_network": "convnet"},
         "small": {
             "per_class": 3, "warm_up_steps": 4, "real_batch": 8, "global_per_class": 2,
             "local_steps": 3, "global_steps": 3, "refine_every": 2, "lr": 0.1, "batch_size": 8,
@@ -153,7 +161,9 @@ class FedLGD(Virtual):
         held = held_classes(client)
         if not held:
             return None
-        mean, std = class_statistics(client.data, held, client.model.classes)
+        released = self.start == "released_statistics"
+        found = released_statistics if released else class_statistics
+        mean, std = found(client.data, held, client.model.classes)
         return Statistics(mean, std, torch.tensor(held, device=client.device))
 
     @at_server

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedstill.core import Inbox, Node, algebra, at_clients, at_server
 from fedstill.core.records import is_buffer
 from fedstill.methods import fedavg
-from fedstill.methods.fedavg import Down, FedAvg, Global
+from fedstill.methods.fedavg import Down, FedAvg, Global, Own
 
 
 class Up(fedavg.Up):
@@ -26,9 +26,11 @@ class FedNova(FedAvg):
     """Each client's way is divided by its own length before the mean is taken."""
 
     @at_clients
-    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+    async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Train on local examples from the global weights; count the steps actually taken."""
         weights, steps = await self.trained(client, inbox.only().weights)
+        if self.score_own:
+            client.state = Own(weights)
         return Up(weights, len(client.data), steps)
 
     @at_server

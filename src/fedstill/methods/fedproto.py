@@ -67,17 +67,23 @@ class Up(Message):
 class FedProto(Local):
     """Local epochs with a pull of the features towards the class's prototype; clients' models.
 
-    Networks may differ. Where their features differ in width, a linear layer before the head
-    brings them to `feature_width`; the paper has networks with equal features only.
+    Networks may differ. Where their features differ in width, a linear layer before the head, or
+    a mean of neighbouring features, brings them to `feature_width`; the paper has networks with
+    equal features only.
     """
 
-    presets: ClassVar = {"reference": {"batch_size": 4}, "small": {"lr": 0.1, "batch_size": 8}}
+    presets: ClassVar = {
+        "reference": {"batch_size": 4},
+        "htfllib": {"joining": "pooled", "inference": "prototype", "momentum": 0.0},
+        "small": {"lr": 0.1, "batch_size": 8},
+    }
 
     momentum: Fraction = 0.5
     pull: NonNegative = 1.0  # λ
     weighting: Literal["uniform", "examples"] = "uniform"
     inference: Literal["head", "prototype"] = "head"
     feature_width: Count = 512  # where clients' own widths differ
+    joining: heads.Joining = "linear"  # to that width: by a layer, or as means of stretches
 
     def each_round(self) -> Sequence[Step]:
         steps = [self.broadcast, self.learn, self.aggregate]
@@ -135,7 +141,7 @@ class FedProto(Local):
     def network(self, node: Node[Any]) -> Model:
         """The node's own network, with features as wide as everybody's."""
         width = heads.common_width(node.models.values(), self.feature_width)
-        return heads.with_features(node.model, width)
+        return heads.with_features(node.model, width, self.joining)
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         """The head's logits, or minus the distances to the prototypes once they are known."""

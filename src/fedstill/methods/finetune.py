@@ -52,7 +52,7 @@ from fedstill.core.loop import Descent
 from fedstill.core.method import Scored, memory_of
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
-from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedavg import FedAvg, Own
 from fedstill.parts.generators import ImageGenerator, unfit_images
 from fedstill.parts.label_distribution import (
     counts_table,
@@ -89,6 +89,7 @@ class Tuned(State):
     """What the server remembers: the base's memory; each method adds its generators."""
 
     base: State
+    shown: Weights | None  # the model that was taught, where it is scored and not sent on
 
     @property
     def weights(self) -> Weights:
@@ -96,8 +97,18 @@ class Tuned(State):
         held: Any = self.base
         return cast(Weights, held.weights)
 
-    def taught(self, weights: Weights, **own: Any) -> Self:
-        """The same with other weights of the server's model, and changes of the own fields."""
+    @property
+    def scored(self) -> State:
+        """The base's memory with the model that is scored."""
+        return self.base if self.shown is None else self.base.replace(weights=self.shown)
+
+    def taught(self, weights: Weights, *, feedback: bool, **own: Any) -> Self:
+        """The same with other weights of the server's model, and changes of the own fields.
+
+        Without feedback they are kept beside the base's, which clients go on from.
+        """
+        if not feedback:
+            return self.replace(shown=weights, **own)
         return self.replace(base=self.base.replace(weights=weights), **own)
 
 
@@ -146,12 +157,22 @@ class FineTuner(Method):
     distil_momentum: Fraction = 0.0
     distil_decay: NonNegative = 1e-4  # weight decay of the student
     temperature: Positive = 10.0
+    feedback: bool = True  # clients go on from what was taught; false: it is scored alone
+    reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn
+    fresh_optimizers: bool = False  # in every turn; else in every round
 
     def faults(self) -> Sequence[str]:
         if not isinstance(self.base, Method):
             return ()
+        if self.role == "data_free" and not self.feedback:
+            return ["feedback = false: as data_free nothing is sent to clients; leave it out"]
         wrong = unfit(self.base)
-        if not wrong and self.role == "data_free" and self.base.each_round()[1].remembers:
+        alone = (None, Own)  # a model that is kept to be scored is the one it trains on from
+        if (
+            not wrong
+            and self.role == "data_free"
+            and self.base.each_round()[1].remembers not in alone
+        ):
             wrong = "its clients remember more than a model, so they cannot be played alone"
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
 
@@ -200,8 +221,15 @@ class FineTuner(Method):
     async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Counted:
         """Train as the base method does; count the labels of the examples used."""
         up = await self.trained(client, inbox)
-        counts = used_labels(self._base.plan(client), client.model.classes)
-        return Counted(up, counts.to(client.device))
+        return Counted(up, self.counted(client).to(client.device))
+
+    def counted(self, client: Node[Any]) -> Tensor:
+        """[class], what a client says of the labels it learnt from: how many it used."""
+        return used_labels(self._base.plan(client), client.model.classes)
+
+    def total(self, up: Any) -> int | None:
+        """How many those are, from what a client of the base sent; None where it does not say."""
+        return self._base.used(up)
 
     async def trained(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
         """What a client of the base sends; as data-free, of a base whose only client it is."""
@@ -231,7 +259,7 @@ class FineTuner(Method):
         wrong = misfit(self._base.network_for(server, client), own.weights)
         if wrong or not isinstance(up, Counted):
             return wrong
-        return miscounted(up.label_counts, server.model.classes, used=self._base.used(own))
+        return miscounted(up.label_counts, server.model.classes, used=self.total(own))
 
     async def _as_base(self, place: int, server: Node[Any], inbox: Inbox[Any]) -> Any:
         """What a step of the base says; its memory is the one that ours holds."""
@@ -249,7 +277,7 @@ class FineTuner(Method):
         """Generator and student after some turns of both.
 
         Of each turn, some steps train the generator and then some the student. Optimisers remember
-        from turn to turn, and begin anew in each round.
+        from turn to turn, and begin anew in each round, or in each turn.
         """
         maker, networks = self.generator(server.model), teaching.networks
         inventing = Descent(networks.invention, maker, self.generator_optimizer(server.round))
@@ -257,11 +285,14 @@ class FineTuner(Method):
         generator = begun(inventing, server.state.image_generator)
         student = begun(learning, server.state.weights)
         rng, losses = server.rng("draws"), Losses(server)
-        for _ in range(self.iterations):
+        for turn in range(self.iterations):
+            if turn and self.fresh_optimizers:
+                generator, student = begun(inventing, generator[0]), begun(learning, student[0])
             steps = self.generator_steps
             some = self.latents(server, rng, teaching.frequencies, steps + self.distil_steps)
             given = teaching.given(student[0])
-            generator = await Loop(inventing, generator, given, some[:steps])
+            asking = self.asking(some[:steps], len(teaching.shares))
+            generator = await Loop(inventing, generator, given, asking)
             losses.keep("generator_loss")
             student = await Loop(learning, student, {}, lessons(generator[0], some[steps:], rng))
             losses.keep("distil_loss")
@@ -284,9 +315,14 @@ class FineTuner(Method):
     def latents(
         self, server: Node[Any], rng: Generator, frequencies: Tensor, steps: int
     ) -> list[Latent]:
-        """Noise and labels of so many steps."""
-        maker = self.generator(server.model)
-        return latents(maker, frequencies, rng, steps=steps, size=self.generator_batch)
+        """Noise and labels of so many steps: a draw for each, or one for all."""
+        maker, draws = self.generator(server.model), 1 if self.reuse_draws else steps
+        some = latents(maker, frequencies, rng, steps=draws, size=self.generator_batch)
+        return some * steps if self.reuse_draws else some
+
+    def asking(self, some: Sequence[Latent], clients: int) -> Sequence[Latent]:
+        """The generator's steps; all clients are asked in each."""
+        return some
 
     def made(self, kind: Callable[..., G], model: Model, **more: Any) -> G:
         """A kind of generator in the sizes of this method."""
@@ -345,7 +381,7 @@ class FineTuner(Method):
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         if isinstance(node.state, Tuned):
-            node = node.remembering(node.state.base)
+            node = node.remembering(node.state.scored)
         return self.base.predict(node, x)
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:

@@ -24,7 +24,6 @@ from fedstill.core import (
     Model,
     Node,
     NodeId,
-    State,
     Step,
     Weights,
     at_clients,
@@ -32,21 +31,20 @@ from fedstill.core import (
     minimize,
 )
 from fedstill.core.ranges import Whole
+from fedstill.methods import fedavg
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts import statistics, submodels
 from fedstill.parts.submodels import CLASSES, Scalable, SubModel
 
 
-class Own(State):
+class Own(fedavg.Own):
     """What a client remembers where its model is scored: the part it trained last."""
-
-    weights: Weights
 
 
 class Trained(Up):
     """Where a client came to with its part."""
 
-    held: Exact | None  # [class], one for each class it has examples of; only with masked logits
+    held: Exact | None  # [class], one for each class it has examples of; only if that matters
 
 
 class Measured(Message):
@@ -68,6 +66,8 @@ class HeteroFL(FedAvg):
             "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 5, "batch_size": 10,
             "masked": True, "weighting": "uniform", "norm_statistics": "clients",
         },
+        # As the released code of DFRD averages the parts of all three methods.
+        "dfrd": {"weighting": "uniform", "head_rows": "held", "round_steps": 20, "batch_size": 64},
         "small": {"lr": 0.1, "batch_size": 8, "rho": 2},  # widths 1, 1/2, 1/4 for three clients
     }  # fmt: skip
 
@@ -79,12 +79,14 @@ class HeteroFL(FedAvg):
     masked: bool = (
         False  # logits of classes a client lacks are zero; its rows for them not averaged
     )
+    head_rows: Literal["all", "held"] = "all"  # of which classes the head's rows are averaged
     norm_statistics: Literal["batch", "clients"] = "batch"  # by which static norms are evaluated
     score_parts: bool = False  # clients keep their parts, scored on their own test sets
 
     def faults(self) -> Sequence[str]:
         wrong = [rate for rate in self.budgets if not _is_rate(rate)]
-        return [f"budgets = {list(self.budgets)}: each must be in (0, 1]"] if wrong else []
+        lines = [f"budgets = {list(self.budgets)}: each must be in (0, 1]"] if wrong else []
+        return [*super().faults(), *lines]
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         lines = [*super().unfit(server, models)]
@@ -95,7 +97,7 @@ class HeteroFL(FedAvg):
 
     @property
     def scores_own(self) -> bool:
-        return self.score_parts
+        return self.score_parts or self.score_own
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.aggregate, *self.calibration()]
@@ -119,9 +121,10 @@ class HeteroFL(FedAvg):
     async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Trained:
         """Train the part on local examples."""
         weights, _ = await self.trained(client, inbox.only().weights)
-        if self.score_parts:
+        if self.scores_own:
             client.state = Own(weights)
-        return Trained(weights, len(client.data), self.held(client))
+        rows = self.masked or self.head_rows == "held"
+        return Trained(weights, len(client.data), held(client) if rows else None)
 
     @at_server
     def aggregate(self, server: Node[Global], inbox: Inbox[Trained]) -> None:
@@ -159,9 +162,9 @@ class HeteroFL(FedAvg):
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """A part after the local epochs, and the number of steps they took."""
         batches = self.batches(client)
-        model, held = self.narrowed(client, client.id), self.held(client)
+        model, mask = self.narrowed(client, client.id), held(client) if self.masked else None
         weights = await minimize(
-            self.objective, model, start, batches, self.optimizer, start=start, held=held
+            self.objective, model, start, batches, self.optimizer, start=start, held=mask
         )
         return weights, len(batches)
 
@@ -211,12 +214,6 @@ class HeteroFL(FedAvg):
             return f"names {list(up.held.shape)} classes, there are {server.model.classes}"
         return submodels.misfit(self.narrowed(server, client), up.weights)
 
-    def held(self, client: Node[Any]) -> Tensor | None:
-        """[class], one for each class that the client has examples of; None without masks."""
-        if not self.masked:
-            return None
-        return (client.data.counts(client.model.classes) > 0).float().to(client.device)
-
     def rates(self, models: Mapping[NodeId, Model]) -> dict[NodeId, float]:
         """Each client's share of the units."""
         return dict(zip(models, self._budgets(len(models)), strict=True))
@@ -234,6 +231,11 @@ class HeteroFL(FedAvg):
     def _budgets(self, clients: int) -> Sequence[float]:
         halved = submodels.halved_rates(clients, rho=self.rho, sigma=self.sigma)
         return self.budgets or halved
+
+
+def held(client: Node[Any]) -> Tensor:
+    """[class], one for each class that the client has examples of."""
+    return (client.data.counts(client.model.classes) > 0).float().to(client.device)
 
 
 def _is_rate(value: Any) -> bool:

@@ -29,6 +29,7 @@ class Own(State):
 class Moon(FedAvg):
     """A projection head on every network; mu times the contrast of its outputs joins the loss."""
 
+    keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "cifar10": {"mu": 5.0, "epochs": 10, "batch_size": 64},
         "small": {"lr": 0.1, "batch_size": 8, "hidden": 8},

@@ -60,6 +60,7 @@ class Up(fedavg.Up):
 class Scaffold(FedAvg):
     """Local steps w ← w - lr · (g - c_i + c); controls start at zero and skip statistics."""
 
+    keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "niid_bench": {"correction": "step", "momentum": 0.9, "weight_decay": 1e-5,
                        "weighting": "examples", "epochs": 10, "batch_size": 64},
@@ -71,12 +72,13 @@ class Scaffold(FedAvg):
     correction: Literal["gradient", "step"] = "gradient"  # what controls are added to
 
     def faults(self) -> Sequence[str]:
+        wrong = list(super().faults())
         if self.correction == "gradient" and (self.momentum or self.weight_decay):
-            return [
+            wrong.append(
                 "momentum and weight_decay must be 0: option II reads the gradient off the way; or "
                 'use correction = "step", as NIID-Bench does'
-            ]
-        return ()
+            )
+        return wrong
 
     def server_state(self, server: Node[Any]) -> Global:
         weights = super().server_state(server).weights

@@ -66,6 +66,7 @@ class VHL(FedAvg):
     over the real ones) or share those of the real classes (`same`, as later papers compare).
     """
 
+    keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "desa": {"labels": "same", "per_class": 50, "weighting": "uniform"},
         "small": {

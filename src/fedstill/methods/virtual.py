@@ -15,7 +15,7 @@ from torch import Tensor
 from fedstill.core import Inbox, Method, Node, Place, State, Step, at_clients
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.core.records import Pictured
-from fedstill.parts import augment
+from fedstill.parts import augment, pixels
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.synthetic_sets import Start, SyntheticSet
@@ -47,6 +47,7 @@ class Virtual(Method):
     pixel_lr: Positive = 1.0
     pixel_momentum: Fraction = 0.5
     real_batch: Count = 256
+    eight_bits: bool = False  # virtual sets as if kept in image files: clipped and rounded
     augmentation: str = augment.DEFAULT
 
     def faults(self) -> Sequence[str]:
@@ -66,7 +67,11 @@ class Virtual(Method):
     async def warmed(self, client: Node[Any]) -> SyntheticSet:
         """The client's first virtual set."""
         model = plain_network(client.model) if self.warm_up_network == "convnet" else client.model
-        return await warmed_up(client, self.warming, self.start, self.per_class, model)
+        made = await warmed_up(client, self.warming, self.start, self.per_class, model)
+        if not self.eight_bits or not len(made.classes):
+            return made
+        kept = pixels.given_away(client.data, made.images, "normalised", eight_bits=True)
+        return made._replace(images=kept)
 
     @property
     def warming(self) -> Matching:

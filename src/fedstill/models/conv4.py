@@ -24,6 +24,7 @@ class Conv4(Scalable):
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
     norm: Norm = "static"
+    last_pool: bool = False  # max-pooling after the fourth block too, as in DFRD's released code
 
     def streams(self) -> dict[str, int]:
         return {f"block{block}": width for block, width in enumerate(four("conv4", self.widths))}
@@ -40,10 +41,11 @@ class Conv4(Scalable):
         kept = [self.units(width) for width in four("conv4", self.widths)]
         check_groups("conv4", self.norm, self.widths, kept)
         height, width = self.shape[1:]
-        if min(height, width) < 8:
+        least, often = (16, "four times") if self.last_pool else (8, "three times")
+        if min(height, width) < least:
             raise BadValue(
-                f"conv4: an image of {height}x{width} cannot be pooled three times; "
-                "use at least 8x8"
+                f"conv4: an image of {height}x{width} cannot be pooled {often}; "
+                f"use at least {least}x{least}"
             )
         for block, (inputs, outputs) in enumerate(pairwise([self.shape[0], *kept])):
             initial |= conv_initial(f"conv{block}", inputs, outputs, 3)
@@ -69,6 +71,6 @@ class Conv4(Scalable):
             bias = None if self.norm == "static" else weights[f"conv{block}.bias"]
             x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=1))
             x = F.relu(self.normalise(weights, f"norm{block}", x, self.norm))
-            x = F.max_pool2d(x, 2) if block < 3 else x
+            x = F.max_pool2d(x, 2) if block < 3 or self.last_pool else x
             maps.append(back(x))
         return [*maps, maps[-1].mean((2, 3))]

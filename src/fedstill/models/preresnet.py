@@ -21,34 +21,38 @@ class _Block(NamedTuple):
     read: int  # the group whose stream it reads
     written: int  # the group whose stream it adds to
     shortcut: bool  # whether a convolution leads from one stream to the other
+    last: bool  # of its group
 
 
-def _blocks() -> Iterator[_Block]:
-    for group in range(4):
-        first = max(group - 1, 0)
-        yield _Block(f"group{group}.block0", first, group, shortcut=group > 0)
-        yield _Block(f"group{group}.block1", group, group, shortcut=False)
+def _blocks(counts: tuple[int, ...]) -> Iterator[_Block]:
+    for group, count in enumerate(counts):
+        for block in range(count):
+            read = max(group - 1, 0) if block == 0 else group
+            shortcut, last = group > 0 and block == 0, block == count - 1
+            yield _Block(f"group{group}.block{block}", read, group, shortcut, last)
 
 
 @dataclass(frozen=True)
 class PreResNet18(Scalable):
     """Four groups of two blocks after a 3x3 convolution, a last norm and the mean of the map.
 
-    A group is one residual stream: the stem or the shortcut begins it and both blocks add to it.
-    The biases of the head start at zero.
+    A group is one residual stream: the stem or the shortcut begins it and its blocks add to it.
+    The biases of the head start at zero. `blocks = [2, 3, 2, 2]` is the ResNet-20 of DFRD's
+    released code.
     """
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
     norm: Norm = "static"
+    blocks: tuple[int, ...] = (2, 2, 2, 2)  # of each group
 
     def streams(self) -> dict[str, int]:
         widths = four("preresnet18", self.widths)
         groups = {f"group{group}": width for group, width in enumerate(widths)}
-        return groups | {block.name: widths[block.written] for block in _blocks()}
+        return groups | {block.name: widths[block.written] for block in self._layers()}
 
     def wiring(self) -> Wiring:
         wiring: Wiring = {"stem": ("group0", IMAGE), "norm": ("group3",)}
-        for name, read, written, shortcut in _blocks():
+        for name, read, written, shortcut, _ in self._layers():
             wiring[f"{name}.norm0"] = (f"group{read}",)
             wiring[f"{name}.conv0"] = (name, f"group{read}")
             wiring[f"{name}.norm1"] = (name,)
@@ -62,7 +66,7 @@ class PreResNet18(Scalable):
         sides = self._sides()
         check_groups("preresnet18", self.norm, self.widths, kept)
         initial = conv_initial("stem", self.shape[0], kept[0], 3, bias=False)
-        for name, read, written, shortcut in _blocks():
+        for name, read, written, shortcut, _ in self._layers():
             inputs, outputs = kept[read], kept[written]
             initial |= norm_initial(f"{name}.norm0", inputs, self.norm, (inputs, *sides[read]))
             initial |= conv_initial(f"{name}.conv0", inputs, outputs, 3, bias=False)
@@ -87,11 +91,15 @@ class PreResNet18(Scalable):
         maps: list[Tensor] = []
         weights, x, back = entered(weights, x, first="stem.weight", norm=self.norm)
         x = F.conv2d(x, weights["stem.weight"], padding=1)
-        for index, block in enumerate(_blocks()):
+        for block in self._layers():
             x = self._block(weights, block, x)
-            if index % 2 == 1:
+            if block.last:
                 maps.append(back(x))
         return [*maps, back(self._ready(weights, "norm", x).mean((2, 3)))]
+
+    def _layers(self) -> Iterator[_Block]:
+        """The blocks in order, or what is wrong with their numbers."""
+        return _blocks(four("preresnet18", self.blocks, "blocks"))
 
     def _block(self, weights: Weights, block: _Block, x: Tensor) -> Tensor:
         name, stride = block.name, 2 if block.shortcut else 1

@@ -63,11 +63,11 @@ class Scalable(Model):
         return x / self.rate if self.scaler and self.training and self.rate != 1 else x
 
 
-def four(name: str, widths: tuple[int, ...]) -> tuple[int, ...]:
-    """The widths of four layers, or what is wrong with them."""
-    if len(widths) != 4 or not all(isinstance(width, int) and width > 0 for width in widths):
-        raise BadValue(f"{name}: widths = {list(widths)}: must be four whole numbers above 0")
-    return widths
+def four(name: str, numbers: tuple[int, ...], field: str = "widths") -> tuple[int, ...]:
+    """A number for each of four layers or groups, or what is wrong with them."""
+    if len(numbers) != 4 or not all(isinstance(each, int) and each > 0 for each in numbers):
+        raise BadValue(f"{name}: {field} = {list(numbers)}: must be four whole numbers above 0")
+    return numbers
 
 
 def check_groups(name: str, norm: str, widths: Sequence[int], kept: Sequence[int]) -> None:

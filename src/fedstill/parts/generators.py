@@ -87,6 +87,10 @@ class ImageGenerator(Generator):
         """[example, number], what the first layer sees of noise and labels."""
         return noise
 
+    def embedded(self, weights: Weights, labels: Tensor) -> Tensor | None:
+        """[example, number], what has been learnt to stand for labels; None where nothing is."""
+        return None
+
 
 @dataclass(frozen=True)
 class Gaussians(ImageGenerator):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import torch.nn.functional as F
 from torch import Generator, Tensor
@@ -24,11 +24,12 @@ class Projected(Model):
 
     base: Model
     widths: tuple[int, ...]
+    pool: int = 0  # features first become so many means of neighbours; 0: they stay
 
     def initial(self) -> Initials:
         gone = self.base.head_names
         initial = {n: law for n, law in self.base.initial().items() if n not in gone}
-        inputs = self.base.feature_width
+        inputs = self.pool or self.base.feature_width
         for layer, outputs in enumerate(self.widths):
             initial |= linear_initial(f"projection{layer}", inputs, outputs)
             inputs = outputs
@@ -74,11 +75,18 @@ class Projected(Model):
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         maps = replace(self.base, training=self.training, notes=self.notes).stages(weights, x)
         x = maps[-1].flatten(1)
+        if self.pool:
+            x = F.adaptive_avg_pool1d(x.unsqueeze(1), self.pool).squeeze(1)
         for layer in range(len(self.widths)):
             x = F.relu(x) if layer else x
             name = f"projection{layer}"
             x = F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
         return [*maps, x]
+
+
+def pooled(model: Model, width: int) -> Projected:
+    """The network with its features averaged to a width before its head; nothing is learnt."""
+    return replace(projected(model), pool=width)
 
 
 def projected(model: Model, *widths: int) -> Projected:
@@ -99,6 +107,11 @@ def common_width(models: Iterable[Model], otherwise: int) -> int:
     return widths.pop() if len(widths) == 1 else otherwise
 
 
-def with_features(model: Model, width: int) -> Model:
-    """The network itself where its features have this width, else with a linear layer to it."""
-    return model if model.feature_width == width else projected(model, width)
+Joining = Literal["linear", "pooled"]  # how features of other widths come to a common one
+
+
+def with_features(model: Model, width: int, joining: Joining = "linear") -> Model:
+    """The network itself where its features have this width, else brought to it."""
+    if model.feature_width == width:
+        return model
+    return projected(model, width) if joining == "linear" else pooled(model, width)

@@ -70,6 +70,11 @@ class Deconvolution(ImageGenerator):
                 initial |= normal_norm_laws(f"norm{layer}", outputs)
         return initial
 
+    def embedded(self, weights: Weights, labels: Tensor) -> Tensor | None:
+        """E(y), [example, number]."""
+        table = weights.get("label.weight")
+        return None if table is None else table[labels]
+
     def merged(self, weights: Weights, noise: Tensor, labels: Tensor) -> Tensor:
         """h = o(z, y), [example, number]."""
         if self.merge == "none":
@@ -134,7 +139,8 @@ class Upsampling(ImageGenerator):
         x = self.normalise(weights, "norm0", x, "batch")
         for name, norm in (("conv1", "norm1"), ("conv2", "norm2")):
             x = F.interpolate(x, scale_factor=2.0)
-            # A batch norm takes any constant of a map away again; leaving the bias out is exact.
+            # A batch norm takes any constant of a map away again. In training leaving the bias out
+            # is exact; at rest, running statistics that began at zero would still hold some of it.
             x = F.conv2d(x, weights[f"{name}.weight"], padding=1)
             x = F.leaky_relu(self.normalise(weights, norm, x, "batch"), SLOPE)
         x = F.conv2d(x, weights["image.weight"], weights["image.bias"], padding=1)

@@ -24,6 +24,7 @@ class Latent(NamedTuple):
     noise: Tensor  # [image, number]
     labels: Tensor  # [image]
     moves: Draws | None = None  # how images are shown to networks, where not as they are
+    asked: Tensor | None = None  # [client], one for those whose say counts; None: for all
 
 
 class View(NamedTuple):
@@ -36,6 +37,8 @@ class View(NamedTuple):
     student: Tensor  # [image, class], logits of the server's model
     shares: Tensor  # [client, image], each client's say about the label
     gaps: Tensor | None  # [client], how far batch norms are from what they know, where asked for
+    noise: Tensor  # [image, number]
+    embedded: Tensor | None  # [image, number], what the generator has learnt to stand for labels
 
     @property
     def ensemble(self) -> Tensor:
@@ -96,7 +99,10 @@ class Networks:
         else:
             said = self.teachers.logits(teachers, shown)
         own = self.student.evaluating(student, shown)
-        return View(inputs, images, batch.labels, said, own, shares[:, batch.labels], gaps)
+        say = shares[:, batch.labels]
+        say = say if batch.asked is None else say * batch.asked.unsqueeze(1)
+        embedded = maker.embedded(weights, batch.labels)
+        return View(inputs, images, batch.labels, said, own, say, gaps, batch.noise, embedded)
 
 
 class Teaching(NamedTuple):

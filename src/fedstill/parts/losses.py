@@ -125,20 +125,23 @@ def row_divergences(student: Tensor, teacher: Tensor, *, temperature: float = 1.
     return (log_p.exp() * (log_p - log_q)).sum(-1)  # [..., row, class] -> [..., row]
 
 
-Selection = Literal["wrong_student", "disagreement", "all"]
+Selection = Literal["wrong_student", "disagreement", "one_right", "all"]
 
 
 def selected(student: Tensor, teacher: Tensor, labels: Tensor, selection: Selection) -> Tensor:
     """[row], one for images worth moving a student with, else zero; logits are [row, class].
 
     `wrong_student`: the teacher says the label and the student does not (DFRD ◇);
-    `disagreement`: they say different things (DENSE ▽); `all` (FedFTG △).
+    `disagreement`: they say different things (DENSE ▽); `one_right`: one of them says the label and
+    the other does not, which DFRD's released code takes for that; `all` (FedFTG △).
     """
     theirs, own = teacher.argmax(1), student.argmax(1)
     if selection == "all":
         kept = torch.ones_like(theirs, dtype=torch.bool)
     elif selection == "disagreement":
         kept = theirs != own
+    elif selection == "one_right":
+        kept = (theirs == labels) != (own == labels)
     else:
         kept = (own != labels) & (theirs == labels)
     return kept.to(student)

@@ -39,6 +39,18 @@ def from_noise(node: Node[Any], classes: Sequence[int], per_class: int) -> Synth
     return SyntheticSet(images, share, where)
 
 
+def from_common_noise(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
+    """Standard normal pixels, the same for all nodes: place m of class c starts alike everywhere.
+
+    Sets that grow from one noise still correspond place by place, and can be averaged so.
+    """
+    shape = (node.model.classes, per_class, *node.model.shape)
+    everything = torch.randn(shape, generator=node.rng("start", shared=True))
+    where = torch.tensor(list(classes), dtype=torch.long)
+    share = torch.full((len(where), per_class), 1 / per_class, device=node.device)
+    return SyntheticSet(everything[where].to(node.device), share, where.to(node.device))
+
+
 def from_real(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
     """Random examples of each class, none twice; fewer where a class has fewer."""
     rng, rows = node.rng("start"), node.data.by_class(node.model.classes)
@@ -60,6 +72,15 @@ def from_statistics(node: Node[Any], classes: Sequence[int], per_class: int) -> 
     return start._replace(images=scaled(start.images, mean, std))
 
 
+def from_released_statistics(
+    node: Node[Any], classes: Sequence[int], per_class: int
+) -> SyntheticSet:
+    """Normal pixels with the statistics of FedLGD's released code."""
+    start = from_noise(node, classes, per_class)
+    mean, std = released_statistics(node.data, classes, node.model.classes)
+    return start._replace(images=scaled(start.images, mean, std))
+
+
 def scaled(noise: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """[class, image, channel, ...] with a mean and deviation of each class and channel."""
     wide = (len(mean), 1, -1, *[1] * (noise.dim() - 3))
@@ -75,6 +96,20 @@ def class_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Te
             means.append(pixels.mean(1))
             stds.append(pixels.std(1, unbiased=False))
     return torch.stack(means), torch.stack(stds)
+
+
+def released_statistics(data: Data, classes: Sequence[int], known: int) -> tuple[Tensor, Tensor]:
+    """[class, channel], sums over a class divided by the number of all images, not of the class.
+
+    With share p of all images the mean is p · mean, the variance p · (mean of squares) minus the
+    square of that: nearer to the data's mean, and with less spread, than the class is.
+    """
+    mean, std = class_statistics(data, classes, known)
+    counts = data.counts(known)
+    share = (counts[list(classes)] / counts.sum()).to(mean).unsqueeze(1)
+    lower = share * mean
+    squares = share * (std.square() + mean.square())
+    return lower, (squares - lower.square()).clamp(min=0).sqrt()
 
 
 def mean_over_holders(
@@ -95,12 +130,14 @@ def mean_over_holders(
     return torch.where(count > 0, mean, nobody)
 
 
-Start = Literal["statistics", "noise", "real"]
+Start = Literal["statistics", "released_statistics", "noise", "common_noise", "real"]
 
 
 STARTS: dict[str, Callable[[Node[Any], Sequence[int], int], SyntheticSet]] = {
     "statistics": from_statistics,
+    "released_statistics": from_released_statistics,
     "noise": from_noise,
+    "common_noise": from_common_noise,
     "real": from_real,
 }
 
