@@ -344,6 +344,34 @@ def test_a_coded_tensor_that_the_message_lacks_is_refused() -> None:
         Half().receive(Up({}, 1), None)
 
 
+@pytest.mark.parametrize("name", CHANNELS)
+def test_parts_that_do_not_fit_are_refused_by_the_name_of_the_tensor(name: str) -> None:
+    channel = CHANNELS[name]()
+    travelling, _ = carried(channel, Up({"w": normal(20, 20)}, 1))
+    parts = travelling.parts["weights.w"]
+    first = next(iter(parts))
+    strange: list[dict[str, Tensor]] = [{}, {**parts, first: parts[first][:3]}]
+    for wrong in strange:
+        with pytest.raises(WireError, match=r"weights\.w cannot be decoded to \[20, 20\]"):
+            channel.receive(Coded(travelling.rest, {"weights.w": wrong}), None)
+
+
+@pytest.mark.parametrize("place", [-1, 400])
+def test_a_place_outside_of_the_tensor_is_refused(place: int) -> None:
+    travelling, _ = carried(TopK(), Up({"w": normal(20, 20)}, 1))
+    parts = dict(travelling.parts["weights.w"])
+    parts["places"] = parts["places"].clone()
+    parts["places"][0] = place
+    with pytest.raises(WireError, match="a place is not among the 400 entries"):
+        TopK().receive(Coded(travelling.rest, {"weights.w": parts}), None)
+
+
+def test_how_much_a_coded_message_will_take_is_known_before() -> None:
+    row = [TopK(share=0.1), EightBit(least=1)]
+    travelling: Any = sent(row, Up({"w": normal(20, 20)}, 1), upward(), {})[0]
+    assert travelling.decoded_bytes() == 400 * 4 + 40 * 4  # the tensor, and its 40 values
+
+
 @dataclass(frozen=True)
 class Lossy(Channel):
     """Loses whatever comes from clients with few examples."""

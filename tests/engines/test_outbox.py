@@ -24,14 +24,16 @@ from fedstill.core import (
     at_clients,
     at_server,
 )
-from fedstill.core.errors import BadValue, StepError
+from fedstill.core.errors import BadValue, StepError, WireError
 from fedstill.engines.outbox import Kept, channels_of
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.play.rehearsal import Rehearsal
 from fedstill.engines.play.streams import Streams
+from fedstill.engines.ranks.letters import Letters
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import Down, FedAvg, Up
+from fedstill.wire import codec
 
 METHOD = FedAvg(batch_size=8, lr=0.1)
 ENGINES = [InProcess, Batched, Streams]
@@ -121,9 +123,10 @@ class Number(Message):
 
 
 class Known(State):
-    """What the server has collected."""
+    """What the server has collected; no network is trained."""
 
     values: torch.Tensor
+    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Circle(Method):
         return [self.think, self.tell, self.answer, self.collect]
 
     def server_state(self, server: Node[Any]) -> Known:
-        return Known(torch.zeros(20))
+        return Known(torch.zeros(20), {})
 
     def predict(self, node: Node[Any], x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(x), worlds.CLASSES)
@@ -163,7 +166,7 @@ class Circle(Method):
     @at_server
     def collect(self, server: Node[Known], inbox: Inbox[Number]) -> None:
         """Keep what was heard last."""
-        server.state = Known(torch.stack([n.values for n in inbox.values()]))
+        server.state = Known(torch.stack([n.values for n in inbox.values()]), {})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -264,3 +267,14 @@ def test_an_experiment_refuses_what_is_no_channel_and_fields_that_nobody_sends()
         worlds.experiment(METHOD, worlds.vectors(), channels=["half"])
     with pytest.raises(BadValue, match=r"channels\[1\]\.leave: .*did you mean 'weights'"):
         worlds.experiment(METHOD, worlds.vectors(), channels=[Half(), Half(leave=("weight",))])
+
+
+def test_a_letter_that_would_take_too_much_once_decoded_is_refused() -> None:
+    """A few numbers and three shapes of a gigabyte each: nothing is taken for them."""
+    parts = {"values": torch.ones(2), "places": torch.arange(2)}
+    empty = {name: torch.empty(0, 2**14, 2**14) for name in "abc"}
+    bomb = Coded(Down(empty), {f"weights.{name}": parts for name in empty})
+    _, written = Letters([Down]).enclosed({"c0": {SERVER: bomb}})
+    strict = Letters([Down], limits=codec.STRANGERS)
+    with pytest.raises(WireError, match=f"Down: {3 * 4 * 2**28} bytes once decoded, the limit is"):
+        strict.opened(written, torch.device("cpu"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstill.channels import Channel
+from fedstill.channels import Channel, Coded, Edge, Half
 from fedstill.core import (
     SERVER,
     Addressed,
@@ -355,6 +355,22 @@ def test_observers_see_what_arrives():
     said = {"a": twice(word()), "b": twice(word(NAN))}
     mail = posted.deliver(METHOD.hear, METHOD.collect, said)
     assert seen == [("a", 1, mail[SERVER]["a"])]
+
+
+def test_what_cannot_be_decoded_is_left_out_or_ends_the_run():
+    options = {"channels": [Half(least=1)], "bad_messages": "leave_out"}
+    half, _ = Half(least=1).send(word(), Edge("up", lambda _: torch.Generator()), {})
+    said = {"a": half, "b": Coded(half.rest, {"values": {}}), "c": word(), "d": Coded(half, {})}
+    posted = Posted(options=options)
+    assert heard(posted.deliver(METHOD.hear, METHOD.collect, said)) == {SERVER: "a"}
+    assert {row.sender for row in posted.log.messages} == {"a"}
+    told = [(note.node, note.text) for note in posted.log.notes]
+    assert [node for node, _ in told] == ["b", "c", "d"]
+    assert "b sent Word that cannot be decoded: values cannot be decoded to [2]" in told[0][1]
+    assert "c sent Word that cannot be decoded: Word came plain" in told[1][1]
+    with pytest.raises(BadMessage, match="b sent Word that cannot be decoded"):
+        strict = Posted(options={"channels": [Half()]})
+        strict.deliver(METHOD.hear, METHOD.collect, {"b": said["b"]})
 
 
 @dataclass(frozen=True)

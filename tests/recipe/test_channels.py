@@ -112,6 +112,36 @@ def test_a_run_with_channels_says_less_and_resumes_bit_for_bit(tmp_path: Path) -
     assert metrics(tmp_path / "resumed") == metrics(tmp_path / "straight")
 
 
+SIGNS = """
+from dataclasses import dataclass
+import torch
+from fedstill.channels import TensorChannel
+
+@dataclass(frozen=True)
+class Signs(TensorChannel):
+    scale: float = 1.0
+
+    def encode(self, tensor, rng):
+        return {"signs": tensor.sign().to(torch.int8), "size": self.scale * tensor.abs().mean()}
+
+    def decode(self, parts, shape):
+        return parts["signs"] * parts["size"]
+"""
+
+
+def test_a_channel_of_ones_own_is_named_by_its_file_and_resumed(tmp_path: Path) -> None:
+    (tmp_path / "signs.py").write_text(SIGNS)
+    own = {"name": "signs.py:Signs", "scale": 0.5}
+    recipe = write_recipe(tmp_path, run={"rounds": 1}, federation={"channel": [own]})
+    done = fedstill("run", recipe, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    again = fedstill("resume", tmp_path / "run", "run.rounds=2")
+    assert again.code == 0, again.err
+    wrong = with_channels(tmp_path, {"name": f"{tmp_path / 'signs.py'}:dataclass"})
+    with pytest.raises(RecipeError, match=r"federation\.channel\[0\]\.name: .* not a subclass"):
+        checked(wrong)
+
+
 def test_a_run_does_not_go_on_with_other_channels(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, run={"rounds": 1}, federation={"channel": ROW})
     assert fedstill("run", recipe, "--out", tmp_path / "run").code == 0

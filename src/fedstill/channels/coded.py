@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -39,8 +40,18 @@ class Coded(Message):
             counts[field_of(self.rest, name)] += sum(map(size, parts.values()))
         return counts
 
+    def decoded_bytes(self) -> int:
+        """What the coded tensors will take once they are decoded, by the shapes that came."""
+        inner = self.rest.decoded_bytes() if isinstance(self.rest, Coded) else 0
+        places = dict(trees.named_tensors(self.rest))
+        coded = [places[name] for name in self.parts if name in places]
+        return inner + sum(math.prod(p.shape[1:]) * p.element_size() for p in coded)
+
     def restored(self, decode: Callable[[Parts, tuple[int, ...]], Tensor]) -> Message:
-        """The message with every coded tensor made from its parts and its shape."""
+        """The message with every coded tensor made from its parts and its shape.
+
+        Parts may have come from anywhere: those that do not fit are refused by name.
+        """
         places = dict(trees.named_tensors(self.rest))
         strangers = sorted(set(self.parts) - set(places))
         if strangers:
@@ -53,7 +64,13 @@ class Coded(Message):
             if name not in self.parts:
                 return place
             shape = tuple(place.shape[1:])
-            return decode(self.parts[name], shape).reshape(shape).to(place.dtype)
+            try:
+                return decode(self.parts[name], shape).reshape(shape).to(place.dtype)
+            except (KeyError, IndexError, ValueError, RuntimeError) as error:
+                raise WireError(
+                    f"{name} cannot be decoded to {list(shape)} from its parts "
+                    f"{', '.join(self.parts[name]) or '(none)'}: {type(error).__name__}: {error}"
+                ) from error
 
         return trees.with_tensors(self.rest, [filled(*item) for item in places.items()])
 

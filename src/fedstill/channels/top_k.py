@@ -41,9 +41,12 @@ class TopK(TensorChannel):
         return {"values": flat[places], "places": places.to(kind)}
 
     def decode(self, parts: Parts, shape: tuple[int, ...]) -> Tensor:
-        values = parts["values"]
+        values, places = parts["values"], parts["places"].long()
         whole = values.new_zeros(math.prod(shape))
-        return whole.index_put((parts["places"].long(),), values)
+        # On a GPU a place outside would end the process rather than be refused.
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(whole):
+            raise IndexError(f"a place is not among the {len(whole)} entries")
+        return whole.index_put((places,), values)
 
     def worth(self, tensor: Tensor) -> bool:
         width = 2 if tensor.numel() <= NARROW else 4

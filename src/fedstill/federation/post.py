@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedstill.channels import Channel, received
-from fedstill.channels.coded import unwrapped
+from fedstill.channels.coded import Coded, unwrapped
 from fedstill.core.algebra import not_finite
-from fedstill.core.errors import BadMessage
+from fedstill.core.errors import BadMessage, WireError
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.records import Direction, Message, NodeId
@@ -83,10 +83,10 @@ class Post:
                     continue
                 opened = message
                 if direction is not None:
-                    opened = received(self.channels, message, direction, heard)
-                    changed = opened is not message
-                    if changed and not self._good(opened, None, sender, round, step):
+                    decoded = self._decoded(message, direction, heard, sender, round, step)
+                    if decoded is None:
                         continue
+                    opened = decoded
                     self._count(round, step, sender, direction, message, hearers)
                 for observe in self.observers:
                     observe(opened, sender, round)
@@ -116,6 +116,26 @@ class Post:
             yield from _by_message(outcome.message, reached)
         else:
             yield outcome.message, reached
+
+    def _decoded(
+        self, message: Message, direction: Direction, heard: Message | None, sender: NodeId,
+        round: int, step: Step,
+    ) -> Message | None:  # fmt: skip
+        """The message as its hearers read it; None where it cannot be decoded or is not good."""
+        try:
+            decoded = received(self.channels, message, direction, heard)
+            if isinstance(decoded, Coded):
+                raise WireError("more channels coded it than stand on its way")
+        except WireError as error:
+            kind = type(unwrapped(message)[0]).__name__
+            why = f"sent {kind} that cannot be decoded: {error}"
+            if sender == SERVER:
+                raise BadMessage(f"{sender} {why} ({step.title}, round {round})") from error
+            self.leave_out(round, step, sender, why)
+            return None
+        if decoded is not message and not self._good(decoded, None, sender, round, step):
+            return None
+        return decoded
 
     def _good(
         self, message: Message, bad: Sequence[str] | None, sender: NodeId, round: int, step: Step

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedstill.channels.coded import Layer, unwrapped, wrapped
+from fedstill.channels.coded import Coded, Layer, unwrapped, wrapped
 from fedstill.core.errors import RankError, WireError
 from fedstill.core.method import Method, Step, steps_of
 from fedstill.core.node import Addressed
@@ -59,7 +59,13 @@ class Letters:
         kind = self.kinds[letter.kind]
         message = decoded(letter.data, kind, device, self.held, self.limits)
         layers = (decoded(data, Layer, device, (), self.limits) for data in letter.layers)
-        return wrapped(message, tuple(layers))
+        made = wrapped(message, tuple(layers))
+        if isinstance(made, Coded) and made.decoded_bytes() > self.limits.bytes:
+            raise WireError(
+                f"{kind.__name__}: {made.decoded_bytes()} bytes once decoded, the limit is "
+                f"{self.limits.bytes}"
+            )
+        return made
 
     def _letter(self, message: Message) -> Letter:
         if id(message) not in self._written:
