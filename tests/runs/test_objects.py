@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 import fedstill
 from fedstill import Execution, Experiment, FedAvg, Local, Population
+from fedstill.core import Node, Scored
 from fedstill.core.errors import BadValue, RunFolderError
 from small_recipes import contents, last_weights, metrics, write_recipe
 from small_recipes import fedstill as command
@@ -80,6 +81,31 @@ def test_the_model_of_a_run_answers_as_it_was_scored() -> None:
         run.model(planned.population.clients[0])
     with pytest.raises(RunFolderError, match="unknown party 'nobody'"):
         run.model("nobody")
+
+
+class Tempered(Scored):
+    """Weights and a temperature."""
+
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Warm(FedAvg):
+    """Logits are divided by a temperature."""
+
+    def scored_state(self, server: Node[Any]) -> Tempered:
+        return Tempered(server.state.weights, 2.0)
+
+    def predict(self, node: Node[Any], x: torch.Tensor) -> torch.Tensor:
+        return super().predict(node, x) / node.state.temperature
+
+
+def test_a_model_that_is_more_than_weights_answers_as_it_was_scored_too() -> None:
+    planned = experiment(Warm(lr=0.1))
+    run = fedstill.run(planned, execution=HERE)
+    test = planned.population.party(planned.population.clients[0]).test.all()
+    loss = torch.nn.functional.cross_entropy(run.model()(test.x), test.y)
+    assert float(loss) == pytest.approx(run.metric_by_round("loss")[3])
 
 
 def test_a_clients_own_model_is_had_by_its_name() -> None:

@@ -101,6 +101,8 @@ class Run(reader.Run):
                 f"{node} remembers no model after this run; {others or 'nobody'} does"
             )
         party = engine.node(node, experiment.rounds, "predict")
+        if node == SERVER:  # as where it is scored
+            party.state = experiment.method.scored_state(party)
 
         def predict(x: Tensor) -> Tensor:
             return experiment.method.predict(party, x.to(party.device))
