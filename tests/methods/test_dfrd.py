@@ -41,7 +41,7 @@ from fedstill.methods.fedgen import FedGen
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedrolex import FedRolex
-from fedstill.methods.finetune import Counted, by_label_counts
+from fedstill.methods.held_base import Counted, by_label_counts
 from fedstill.methods.heterofl import HeteroFL
 from fedstill.methods.local import Local
 from fedstill.methods.moon import Moon

@@ -32,7 +32,8 @@ from fedstill.core.loop import Descent, Given, joined, moved_part
 from fedstill.core.mechanism import Gradient
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import SMALL, FineTuner, Tuned
+from fedstill.methods.finetune import SMALL, FineTuner
+from fedstill.methods.held_base import Tuned
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Merge, Upsampling

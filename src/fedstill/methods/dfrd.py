@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Inbox, Lazy, Model, Node, NodeId, Weights, algebra, at_server
 from fedstill.core.ranges import NonNegative, Positive, Share
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import SMALL, Counted, FineTuner, Tuned, by_label_counts
+from fedstill.methods.finetune import SMALL, FineTuner
+from fedstill.methods.held_base import Counted, Tuned, by_label_counts
 from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Latent, Lesson, View

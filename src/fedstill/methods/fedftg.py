@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy, log_softmax
 from fedstill.core import SGD, Adam, Inbox, Model, Node, Weights, at_server
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.finetune import SMALL, Counted, FineTuner, Tuned, by_label_counts
+from fedstill.methods.finetune import SMALL, FineTuner
+from fedstill.methods.held_base import Counted, Tuned, by_label_counts
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
 from fedstill.parts.lessons import Latent, Lesson, View

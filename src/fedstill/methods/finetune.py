@@ -10,18 +10,15 @@ frequencies of labels are each method's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Literal,
     Never,
-    Protocol,
-    Self,
     TypeVar,
     cast,
-    runtime_checkable,
 )
 
 import torch
@@ -32,7 +29,6 @@ from fedstill.core import (
     SGD,
     Adam,
     Addressed,
-    Exact,
     Inbox,
     Loop,
     Message,
@@ -47,17 +43,14 @@ from fedstill.core import (
     at_clients,
     at_server,
 )
-from fedstill.core.data import Plan
 from fedstill.core.loop import Descent
 from fedstill.core.method import Scored, memory_of
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
 from fedstill.methods.fedavg import FedAvg, Own
+from fedstill.methods.held_base import Base, Counted, Tuned, accepted, of_base, unfit
 from fedstill.parts.generators import ImageGenerator, unfit_images
 from fedstill.parts.label_distribution import (
-    counts_table,
-    dynamic_shares,
-    label_distribution,
     miscounted,
     used_labels,
 )
@@ -83,54 +76,6 @@ SMALL: Mapping[str, Any] = {  # for tiny federations
     "base": FedAvg(lr=0.1, batch_size=8), "iterations": 2, "generator_steps": 5,
     "distil_steps": 6, "distil_lr": 0.01, "generator_batch": 8, "generator_width": 4,
 }  # fmt: skip
-
-
-class Tuned(State):
-    """What the server remembers: the base's memory; each method adds its generators."""
-
-    base: State
-    shown: Weights | None  # the model that was taught, where it is scored and not sent on
-
-    @property
-    def weights(self) -> Weights:
-        """Of the server's model."""
-        held: Any = self.base
-        return cast(Weights, held.weights)
-
-    @property
-    def scored(self) -> State:
-        """The base's memory with the model that is scored."""
-        return self.base if self.shown is None else self.base.replace(weights=self.shown)
-
-    def taught(self, weights: Weights, *, feedback: bool, **own: Any) -> Self:
-        """The same with other weights of the server's model, and changes of the own fields.
-
-        Without feedback they are kept beside the base's, which clients go on from.
-        """
-        if not feedback:
-            return self.replace(shown=weights, **own)
-        return self.replace(base=self.base.replace(weights=weights), **own)
-
-
-class Counted(Message):
-    """What a client of the base sends, and how many examples of each label it used."""
-
-    base: Message
-    label_counts: Exact  # [class]
-
-
-@runtime_checkable
-class Base(Protocol):
-    """What a method says that can be fine-tuned, beside what all do; FedAvg and its kin say it."""
-
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        """The network whose weights a party sends; for the server, the one it keeps."""
-
-    def plan(self, client: Node[Any]) -> Plan:
-        """Which examples are in the batches of a client's round; asked again, the same."""
-
-    def used(self, up: Any) -> int:
-        """How many examples a client trained on in a round, repeats counted."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +111,8 @@ class FineTuner(Method):
             return ()
         if self.role == "data_free" and not self.feedback:
             return ["feedback = false: as data_free nothing is sent to clients; leave it out"]
-        wrong = unfit(self.base)
+        itself = isinstance(self.base, FineTuner)
+        wrong = "it fine-tunes another method itself; name that one" if itself else unfit(self.base)
         alone = (None, Own)  # a model that is kept to be scored is the one it trains on from
         if (
             not wrong
@@ -249,9 +195,9 @@ class FineTuner(Method):
         for client, up in inbox.items():
             if wrong := self.wrong(server, client, up):
                 server.reject(client, wrong)
-        if self.role == "fine_tune" and (heard := _accepted(server, inbox)):
+        if self.role == "fine_tune" and (heard := accepted(server, inbox)):
             await self._as_base(2, server, Inbox({who: of_base(up) for who, up in heard.items()}))
-        return _accepted(server, inbox)
+        return accepted(server, inbox)
 
     def wrong(self, server: Node[Any], client: NodeId, up: Any) -> str | None:
         """Why nothing can be learnt from what a client sent, or None."""
@@ -398,43 +344,3 @@ class FineTuner(Method):
     @property
     def _base(self) -> Base:
         return cast(Base, self.base)
-
-
-def of_base(up: Any) -> Any:
-    """What a client of the base sent."""
-    return up.base if isinstance(up, Counted) else up
-
-
-def by_label_counts(heard: Mapping[NodeId, Counted]) -> tuple[Tensor, Tensor]:
-    """Dynamic weighting and label sampling, from the labels used in a round.
-
-    τ_{i,y} = n_{i,y} / Σ_i n_{i,y} [client, class], and labels as often as clients used them.
-    """
-    counts = counts_table({client: up.label_counts for client, up in heard.items()})
-    return dynamic_shares(counts), label_distribution(counts)
-
-
-def unfit(base: Method) -> str | None:
-    """Why a method cannot be the base of a fine-tuner, or None."""
-    if isinstance(base, FineTuner):
-        return "it fine-tunes another method itself; name that one"
-    if base.scored is not Place.SERVER:
-        return "its server keeps no model that could be taught"
-    steps = base.each_round()
-    places = [step.place for step in steps]
-    if base.before() or base.after() or places != [Place.SERVER, Place.CLIENTS, Place.SERVER]:
-        return "its rounds are not broadcast, update, aggregate"
-    if not _has_weights(steps[1].sends) or not _has_weights(memory_of(base, Place.SERVER)):
-        return "its clients send no weights, so there are no networks to learn from"
-    if not isinstance(base, Base):
-        return "it must say network_for, plan and used, as FedAvg does"
-    return None
-
-
-def _accepted(server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
-    """The messages that no step has rejected."""
-    return {who: up for who, up in inbox.items() if who not in server.rejected}
-
-
-def _has_weights(kind: type[Message] | type[State] | None) -> bool:
-    return kind is not None and "weights" in {f.name for f in fields(kind)}

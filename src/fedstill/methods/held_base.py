@@ -1,0 +1,115 @@
+"""A base method held by another: its memory, its messages, and what it must say of itself.
+
+For methods that play another one's steps, as fine-tuners do. The server's memory holds the base's
+memory, a client's message holds the base's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Protocol, Self, cast, runtime_checkable
+
+from torch import Tensor
+
+from fedstill.core import (
+    Exact,
+    Inbox,
+    Message,
+    Method,
+    Model,
+    Node,
+    NodeId,
+    Place,
+    State,
+    Weights,
+)
+from fedstill.core.data import Plan
+from fedstill.core.method import memory_of
+from fedstill.parts.label_distribution import counts_table, dynamic_shares, label_distribution
+
+
+class Tuned(State):
+    """What the server remembers: the base's memory; each method adds its generators."""
+
+    base: State
+    shown: Weights | None  # the model that was taught, where it is scored and not sent on
+
+    @property
+    def weights(self) -> Weights:
+        """Of the server's model."""
+        held: Any = self.base
+        return cast(Weights, held.weights)
+
+    @property
+    def scored(self) -> State:
+        """The base's memory with the model that is scored."""
+        return self.base if self.shown is None else self.base.replace(weights=self.shown)
+
+    def taught(self, weights: Weights, *, feedback: bool, **own: Any) -> Self:
+        """The same with other weights of the server's model, and changes of the own fields.
+
+        Without feedback they are kept beside the base's, which clients go on from.
+        """
+        if not feedback:
+            return self.replace(shown=weights, **own)
+        return self.replace(base=self.base.replace(weights=weights), **own)
+
+
+class Counted(Message):
+    """What a client of the base sends, and how many examples of each label it used."""
+
+    base: Message
+    label_counts: Exact  # [class]
+
+
+@runtime_checkable
+class Base(Protocol):
+    """What a method says that can be fine-tuned, beside what all do; FedAvg and its kin say it."""
+
+    def network_for(self, server: Node[Any], who: NodeId) -> Model:
+        """The network whose weights a party sends; for the server, the one it keeps."""
+
+    def plan(self, client: Node[Any]) -> Plan:
+        """Which examples are in the batches of a client's round; asked again, the same."""
+
+    def used(self, up: Any) -> int:
+        """How many examples a client trained on in a round, repeats counted."""
+
+
+def of_base(up: Any) -> Any:
+    """What a client of the base sent."""
+    return up.base if isinstance(up, Counted) else up
+
+
+def by_label_counts(heard: Mapping[NodeId, Counted]) -> tuple[Tensor, Tensor]:
+    """Dynamic weighting and label sampling, from the labels used in a round.
+
+    τ_{i,y} = n_{i,y} / Σ_i n_{i,y} [client, class], and labels as often as clients used them.
+    """
+    counts = counts_table({client: up.label_counts for client, up in heard.items()})
+    return dynamic_shares(counts), label_distribution(counts)
+
+
+def unfit(base: Method) -> str | None:
+    """Why a method cannot be the base of a fine-tuner, or None."""
+    if base.scored is not Place.SERVER:
+        return "its server keeps no model that could be taught"
+    steps = base.each_round()
+    places = [step.place for step in steps]
+    if base.before() or base.after() or places != [Place.SERVER, Place.CLIENTS, Place.SERVER]:
+        return "its rounds are not broadcast, update, aggregate"
+    if not _has_weights(steps[1].sends) or not _has_weights(memory_of(base, Place.SERVER)):
+        return "its clients send no weights, so there are no networks to learn from"
+    if not isinstance(base, Base):
+        return "it must say network_for, plan and used, as FedAvg does"
+    return None
+
+
+def accepted(server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
+    """The messages that no step has rejected."""
+    return {who: up for who, up in inbox.items() if who not in server.rejected}
+
+
+def _has_weights(kind: type[Message] | type[State] | None) -> bool:
+    return kind is not None and "weights" in {f.name for f in fields(kind)}
