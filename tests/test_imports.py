@@ -56,7 +56,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "rich", "matplotlib"},
     ),
     "recipe": (LOWER | {"recipe"}, {"torch"}),
-    "runs": (LOWER | {"recipe", "runs"}, {"torch", "numpy", "matplotlib"}),  # types alone
+    "runs": (
+        LOWER | {"recipe", "runs"},
+        {"torch", "numpy", "safetensors", "matplotlib"},  # of the last, types alone
+    ),
     "testing": (LOWER | {"recipe", "runs", "testing"}, {"torch", "numpy"}),
     "commands": (
         LOWER | {"", "recipe", "runs", "commands"},

@@ -157,3 +157,42 @@ def test_a_module_learns_as_the_built_in_network_of_the_same_layers(
         assert losses(their_log)[key] == pytest.approx(loss, abs=tolerance)
     for key in ("conv0.weight", "head.weight"):
         assert torch.allclose(weights_of(ours)[key], weights_of(theirs)[key], atol=tolerance)
+
+
+class OnceOnly(nn.Module):
+    """A layer whose gradient torch cannot differentiate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.fc = nn.Linear(64, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hard = torch.nn.functional.hardsigmoid(self.first(x.flatten(1)))
+        return self.fc(hard)  # type: ignore[no-any-return]
+
+
+class HardSigmoid(OnceOnly):
+    """The same layer as a module, which is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.Hardsigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.act(self.first(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["fedlgd", "feddualmatch", "dynafed"])
+def test_methods_that_match_gradients_refuse_layers_without_a_second_derivative(name: str) -> None:
+    with pytest.raises(BadValue, match="no second derivative of a layer of OnceOnly"):
+        worlds.experiment(small(METHODS[name]), pictures(OnceOnly))
+    worlds.experiment(small(METHODS[name]), pictures(HardSigmoid))
+
+
+def test_a_hard_sigmoid_layer_can_be_differentiated_twice() -> None:
+    model = Module((1, 8, 8), 3, HardSigmoid)
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    weights = model.init(0)
+    net = model.module(weights)
+    assert torch.allclose(model(weights, x), net(x), atol=1e-6)
+    worlds.played(small(METHODS["feddualmatch"]), pictures(HardSigmoid), rounds=1)

@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(running.run, running.resume),
+    *(running.run, running.resume, running.export),
     *(looking.methods, looking.show, looking.compare, looking.matrix, looking.curves),
     *(data.data, data.shift),
     running.demo,

@@ -1,4 +1,4 @@
-"""Commands that run: run, resume, demo."""
+"""Commands that run, and what they leave: run, resume, export, demo."""
 
 from __future__ import annotations
 
@@ -65,6 +65,27 @@ def resume(
         return runs.resume(where, changes, watch, line=job.obj)
 
     _run_all([(recipe, folder)], quiet, play)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    node: Annotated[
+        str | None, typer.Option(help="Whose model: a client's name.  [default: the server's]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the weights.  [default: in DIR/export]")
+    ] = None,
+    round: Annotated[
+        int | None, typer.Option(help="Of a round whose checkpoint was kept.  [default: the last]")
+    ] = None,
+) -> None:
+    """Write a model of a run as files that plain PyTorch loads."""
+    from fedstill.runs import export as exports
+    from fedstill.runs.folder import safe
+
+    exported = exports.of_folder(folder, node, round)
+    for path in exports.write(exported, out or folder / "export" / safe(exported.node)):
+        print(path)
 
 
 def demo(

@@ -134,6 +134,11 @@ class Network:
         return True
 
     @property
+    def twice(self) -> bool:
+        """Whether gradients of its gradients can be taken."""
+        return True
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers in training, as dropout does (see `drawing`)."""
         return False
@@ -267,6 +272,10 @@ class Model(Network):
     def with_classes(self, classes: int) -> Self:
         """The same network with a head for another number of classes, or why it cannot be."""
         return replace(self, classes=classes)
+
+    def state_dict(self, weights: Weights) -> Weights:
+        """Weights as an ordinary module of this kind loads them."""
+        return dict(weights)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The output of every block, first to last."""

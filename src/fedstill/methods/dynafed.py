@@ -20,6 +20,7 @@ from fedstill.core import (
     Lazy,
     Model,
     Node,
+    NodeId,
     Weights,
     algebra,
     at_server,
@@ -34,7 +35,7 @@ from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size, strategy_faults
 from fedstill.parts.losses import soft_cross_entropy
-from fedstill.parts.matching import grad, path_distance
+from fedstill.parts.matching import grad, path_distance, without_second_derivative
 from fedstill.parts.synthetic_batches import Labelled, training_batches
 
 
@@ -89,6 +90,9 @@ class DynaFed(FedAvg):
     tune_lr: Positive = 1e-4
     tune_batch: Count = 256
     augmentation: str = augment.DEFAULT
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return without_second_derivative(server)
 
     def faults(self) -> Sequence[str]:
         found = [*super().faults(), *strategy_faults("augmentation", self.augmentation)]

@@ -6,7 +6,7 @@ submission, no public code. Algorithm 1, equations 2 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Never
 
@@ -25,6 +25,7 @@ from fedstill.core import (
     Method,
     Model,
     Node,
+    NodeId,
     Positional,
     Schedule,
     State,
@@ -42,7 +43,13 @@ from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching, Outputs
-from fedstill.parts.matching import GradientMatching, grad, loss_on, squared_distance
+from fedstill.parts.matching import (
+    GradientMatching,
+    grad,
+    loss_on,
+    squared_distance,
+    without_second_derivative,
+)
 from fedstill.parts.synthetic_batches import Labelled, training_batches
 from fedstill.parts.synthetic_sets import from_noise, from_real, held_classes
 
@@ -156,6 +163,9 @@ class FedDualMatch(Method):
               if self.highest_radius is not None and self.highest_radius < self.lowest_radius
               else []),
         ]  # fmt: skip
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return without_second_derivative(server) if self.samplings else ()
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.synthesize, self.train]

@@ -25,6 +25,7 @@ from fedstill.core import (
     Message,
     Model,
     Node,
+    NodeId,
     Place,
     Positional,
     State,
@@ -41,7 +42,7 @@ from fedstill.methods import virtual
 from fedstill.methods.virtual import Virtual
 from fedstill.parts import controls
 from fedstill.parts.losses import mmd, supervised_contrastive
-from fedstill.parts.matching import GradientMatching
+from fedstill.parts.matching import GradientMatching, without_second_derivative
 from fedstill.parts.synthetic_sets import (
     class_statistics,
     held_classes,
@@ -128,6 +129,9 @@ class FedLGD(Virtual):
     batch_size: Count = 32
     local_update: Literal["plain", "fedprox", "scaffold"] = "plain"
     mu: NonNegative = 0.01
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return without_second_derivative(server)
 
     def before(self) -> Sequence[Step]:
         averaged = self.refine_every and self.global_start == "averaged_statistics"

@@ -109,6 +109,10 @@ class Module(Model):
         return self.skeleton.by_example
 
     @property
+    def twice(self) -> bool:
+        return self.skeleton.twice
+
+    @property
     def draws(self) -> bool:
         return self.skeleton.draws
 

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -354,6 +354,8 @@ class Skeleton:
         for name, layer in net.named_modules():
             if isinstance(layer, BATCH_NORMS):
                 layer.forward = partial(_normalised, self.now, layer, name)  # type: ignore[method-assign]
+            if isinstance(layer, nn.Hardsigmoid):  # torch's own has no second derivative
+                layer.forward = _hard_sigmoid  # type: ignore[method-assign]
             if isinstance(getattr(layer, "inplace", None), bool):
                 layer.inplace = False  # maps that were taken must stay
         for name in self.stages:
@@ -402,6 +404,24 @@ class Skeleton:
             with Seeded(seed):
                 return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
         return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
+
+    @cached_property
+    def twice(self) -> bool:
+        """Whether gradients of gradients can be taken, as methods that match gradients do."""
+        weights = self.fresh(0, given=True)
+        moving = [weights[name].requires_grad_() for name in weights if not is_buffer(name)]
+        with torch.enable_grad():
+            seen = self.outputs(weights, self._probe(), training=False, notes=None, seed=None)[-1]
+            try:
+                first = torch.autograd.grad(
+                    seen.square().sum(), moving, create_graph=True, materialize_grads=True,
+                    allow_unused=True,
+                )  # fmt: skip
+                length = torch.stack([grad.square().sum() for grad in first]).sum()
+                torch.autograd.grad(length, moving, allow_unused=True)
+            except RuntimeError:
+                return False
+        return True
 
     def _constants_on(self, device: torch.device) -> Weights:
         if device not in self._here:
@@ -467,6 +487,10 @@ def _source(code: Any) -> str:
         return inspect.getsource(code)
     except (OSError, TypeError):
         return str(getattr(code, "__qualname__", repr(type(code))))
+
+
+def _hard_sigmoid(input: Tensor) -> Tensor:
+    return F.relu6(input + 3) / 6
 
 
 def _mixes(part: nn.Module) -> bool:

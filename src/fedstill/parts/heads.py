@@ -66,6 +66,10 @@ class Projected(Model):
         return self.base.by_example
 
     @property
+    def twice(self) -> bool:
+        return self.base.twice
+
+    @property
     def draws(self) -> bool:
         return self.base.draws
 

@@ -85,3 +85,12 @@ class GradientMatching:
             own = grad(loss_on(model.evaluating, Batch(x, labels[name])), weights)
             apart.append(gradient_distance(own, target))
         return torch.stack(apart).sum()
+
+
+def without_second_derivative(model: Model) -> list[str]:
+    """Why gradients cannot be matched under a network, in one line, or nothing."""
+    if model.twice:
+        return []
+    return [
+        f"gradients are matched, but torch has no second derivative of a layer of {model.title}"
+    ]

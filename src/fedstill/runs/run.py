@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill.core.errors import RunFolderError, unknown
 from fedstill.core.model import Model
@@ -24,6 +24,7 @@ from fedstill.federation.run import Watch
 from fedstill.logbook import reader
 from fedstill.logbook.environment import environment
 from fedstill.logbook.events import Traffic
+from fedstill.models.plain import as_module, fits
 from fedstill.recipe.build import experiment_of
 from fedstill.runs.digest import of_experiment
 from fedstill.runs.recipes import recipe_of
@@ -54,6 +55,15 @@ class Trained:
         """[example, class], logits in evaluation mode."""
         logits: Tensor = self._predict(x)
         return logits
+
+    def module(self) -> nn.Module:
+        """An ordinary `torch.nn.Module` in evaluation mode; of your own module, your own class."""
+        if self.weights is None or not fits(self.network, self.weights):
+            raise RunFolderError(
+                f"the method trains its own variant of {self.network.title}; call the model "
+                "itself, or take its weights"
+            )
+        return as_module(self.network, self.weights)
 
 
 @dataclass(frozen=True, eq=False)

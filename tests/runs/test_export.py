@@ -1,0 +1,163 @@
+"""Models of a run as files: plain PyTorch loads them, in a process that has no fedstill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.core.errors import RunFolderError
+from fedstill.core.seeds import generator
+from fedstill.models import MLP, MODELS, ConvNet, Module
+from fedstill.models.plain import as_module
+from fedstill.runs import export
+from fedstill.runs.run import read
+from models.own_nets import BatchNet
+from small_recipes import CLIENTS, fedstill, write_recipe
+
+ALONE = """
+import sys
+sys.modules["fedstill"] = None  # not even by accident
+sys.path.insert(0, {folder!r})
+import torch
+from safetensors.torch import load_file
+from {module} import {make}
+net = {make}()
+net.load_state_dict(load_file({weights!r}))
+x = torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8)
+print([round(v, 4) for v in net.eval()(x).flatten().tolist()])
+"""
+X = torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8)
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
+                                  nn.Flatten(), nn.Dropout(0.2))
+        self.fc = nn.Linear(108, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+"""
+
+
+def alone(folder: Path, module: str, make: str, weights: Path) -> list[float]:
+    """What a model answers in a process that cannot import fedstill."""
+    code = ALONE.format(folder=str(folder), module=module, make=make, weights=str(weights))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[float] = json.loads(done.stdout)
+    return found
+
+
+def rounded(logits: torch.Tensor) -> list[float]:
+    return [round(value, 4) for value in logits.detach().flatten().tolist()]
+
+
+@pytest.mark.parametrize(
+    "models", [{"name": "mlp", "hidden": [6]}, {"name": "convnet", "depth": 2, "width": 4}]
+)
+def test_our_network_is_written_with_code_that_needs_torch_alone(
+    tmp_path: Path, models: dict[str, Any]
+) -> None:
+    recipe = write_recipe(tmp_path, run={"rounds": 1})
+    text = recipe.read_text().replace('name = "mlp"\nhidden = [6]\n', "")
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in models.items())
+    recipe.write_text(text.replace("[models]", f"[models]\n{lines}"))
+    said = fedstill("run", recipe, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    said = fedstill("export", tmp_path / "run", "--out", tmp_path / "model.safetensors")
+    assert said.code == 0, said.err
+    assert said.out.split() == [
+        str(tmp_path / f"model.{end}") for end in ("safetensors", "json", "py")
+    ]
+    found = export.of_folder(tmp_path / "run")
+    expected = found.network(found.weights, X)
+    weights = tmp_path / "model.safetensors"
+    assert alone(tmp_path, "model", "network", weights) == rounded(expected)
+    told = json.loads((tmp_path / "model.json").read_text())
+    assert (told["shape"], told["classes"], told["round"]) == ([1, 8, 8], 3, 1)
+    assert set(told["metrics"]["accuracy"]) == set(CLIENTS)
+    assert set(told["normalisation"]["by_client"]) == set(CLIENTS)
+
+
+def test_a_users_own_class_loads_what_was_trained(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NET)
+    recipe = write_recipe(tmp_path)
+    text = recipe.read_text().replace('name = "mlp"\nhidden = [6]\n', 'name = "nets.py:Net"\n')
+    recipe.write_text(text)
+    said = fedstill("run", recipe, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    said = fedstill("export", tmp_path / "run")
+    weights = tmp_path / "run" / "export" / "server.safetensors"
+    assert said.code == 0 and said.out.split() == [str(weights), str(weights.with_suffix(".json"))]
+    found = export.of_folder(tmp_path / "run")
+    assert "body.1.num_batches_tracked" in load_file(weights)
+    assert alone(tmp_path, "nets", "Net", weights) == rounded(found.network(found.weights, X))
+
+
+def test_a_clients_own_model_and_an_earlier_round_can_be_asked_for(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, method={"name": "local"})
+    assert fedstill("run", recipe, "--out", tmp_path / "run").code == 0
+    with pytest.raises(RunFolderError, match=r"keep models of their own.*--node: east, nor"):
+        export.of_folder(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="unknown party 'eats'; did you mean 'east'"):
+        export.of_folder(tmp_path / "run", "eats")
+    with pytest.raises(RunFolderError, match="server remembers no model after this run"):
+        export.of_folder(tmp_path / "run", "server")
+    last, earlier = export.of_folder(tmp_path / "run", "east"), export.of_folder(
+        tmp_path / "run", "east", 2)  # fmt: skip
+    assert (last.description["round"], earlier.description["round"]) == (3, 2)
+    assert not torch.equal(last.weights["head.weight"], earlier.weights["head.weight"])
+    assert "mean" in last.description["normalisation"]
+    with pytest.raises(RunFolderError, match=r"round 1 was not kept.*kept: 2, 3"):
+        export.of_folder(tmp_path / "run", "east", 1)
+
+
+def test_a_method_that_trains_a_variant_says_so(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, method={"name": "moon"}, run={"rounds": 1})
+    assert fedstill("run", recipe, "--out", tmp_path / "run").code == 0
+    found = export.of_folder(tmp_path / "run")
+    assert "variant" in found.description["note"] and found.code is None
+    assert "projection0.weight" in found.weights
+
+
+def test_a_run_gives_its_model_as_a_module_of_the_users_own_class(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NET)
+    recipe = write_recipe(tmp_path, run={"rounds": 1})
+    text = recipe.read_text().replace('name = "mlp"\nhidden = [6]\n', 'name = "nets.py:Net"\n')
+    recipe.write_text(text)
+    assert fedstill("run", recipe, "--out", tmp_path / "run").code == 0
+    trained = read(tmp_path / "run").model()
+    net = trained.module()
+    assert type(net).__name__ == "Net" and not net.training
+    assert torch.equal(net(X), trained(X))
+    assert fedstill("run", recipe, "method.name=moon", "--out", tmp_path / "moon").code == 0
+    with pytest.raises(RunFolderError, match="its own variant of Net"):
+        read(tmp_path / "moon").model().module()
+
+
+def networks() -> list[Any]:
+    small = [kind((3, 32, 32), 4) for name, kind in MODELS.items() if "resnet" not in name]
+    norms = [ConvNet((3, 32, 32), 4, norm=norm) for norm in ("batch", "layer", "group", "none")]  # type: ignore[arg-type]
+    grey = [ConvNet((1, 28, 28), 4, pooling="max", activation="swish"), MLP((1, 28, 28), 4, ())]
+    return [*small, *norms, *grey, Module((1, 8, 8), 3, BatchNet)]
+
+
+@pytest.mark.parametrize("model", networks(), ids=lambda model: repr(model)[:60])
+def test_every_network_is_a_module_with_its_weights(model: Any) -> None:
+    weights = model.init(0)
+    net = as_module(model, weights)
+    x = torch.randn(3, *model.shape, generator=generator(0))
+    assert isinstance(net, torch.nn.Module) and not net.training
+    assert torch.allclose(net(x), model(weights, x), atol=1e-5)
+    assert set(weights) <= set(net.state_dict())
