@@ -59,6 +59,7 @@ def test_every_method_network_and_partition_of_ours_is_there_by_its_class() -> N
 
 def test_rooms_can_be_asked_for_and_an_unknown_name_is_told_with_the_nearest() -> None:
     assert "accuracy" in fedstill.metrics.METRICS
+    assert callable(fedstill.testing.check)
     assert fedstill.__version__
     with pytest.raises(AttributeError, match="has no attribute 'FedAvgg'; did you mean 'FedAvg'"):
         fedstill.FedAvgg  # noqa: B018

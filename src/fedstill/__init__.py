@@ -12,7 +12,8 @@
     fedstill.plot(runs, "accuracy.png")
 
 Names are fetched from their rooms when they are asked for, so that `import fedstill` is quick.
-Whole rooms can be asked for too, such as `fedstill.data` or `fedstill.metrics`.
+Whole rooms can be asked for too, such as `fedstill.data`, `fedstill.metrics` or, for authors of
+methods, `fedstill.testing`.
 """
 # ruff: noqa: I001
 
@@ -135,7 +136,7 @@ _HOMES = {
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
 _ROOMS = (
     "channels", "core", "data", "engines", "federation", "logbook", "methods", "metrics", "models",
-    "parts", "recipe", "report", "runs", "wire",
+    "parts", "recipe", "report", "runs", "testing", "wire",
 )  # fmt: skip
 
 __all__ = ["__version__", *_HOME]
