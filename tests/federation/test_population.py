@@ -216,9 +216,8 @@ def test_a_network_may_be_given_by_its_class_and_single_clients_may_have_others(
 def test_a_network_for_other_examples_and_an_unknown_client_are_refused() -> None:
     data = Counted(4).data
     assert data is not None
-    with pytest.raises(
-        BadValue, match=r"MLP is for examples \[3, 4, 4\] of 3 classes, but made up"
-    ):
+    wrong = r"mlp is for shape \(3, 4, 4\), but the data have \(1, 4, 4\)"
+    with pytest.raises(BadValue, match=wrong):
         Population(data, MLP((3, 4, 4), CLASSES))
     with pytest.raises(BadValue, match="networks: unknown client 'nobody'"):
         Population(data, MODEL, networks={"nobody": MODEL})

@@ -117,7 +117,7 @@ def test_without_neighbours_it_is_training_on_data_and_own_anchors(reg_weight: f
         assert same(ours.states[name].weights, silent.states[name].weights)
     assert all(row.hearers == 0 for row in log.messages)
     ear = Ear()
-    played(desa(), world, 1, channels=[ear])
+    played(desa(), world, 1, meddling=[ear])
     for name, sent in ear.sets().items():  # the own set, whatever others make
         mine = ours.states[name]
         assert torch.equal(mine.sets[MEAN], sent.images[name])
@@ -162,7 +162,7 @@ def test_a_union_costs_as_many_logits_as_it_has_sets() -> None:
 
 def test_all_have_the_same_anchors_averaged_over_the_holders_of_each_class() -> None:
     ear = Ear()
-    engine, _ = played(desa(), pictures(), 1, channels=[ear])
+    engine, _ = played(desa(), pictures(), 1, meddling=[ear])
     sent = ear.sets()
     assert sent["c0"].classes["c0"].tolist() == [0, 1]  # it lacks the last class
     every = [engine.states[name] for name in sent]
@@ -192,7 +192,7 @@ def test_all_anchors_grow_from_one_noise_unless_told_otherwise() -> None:
     for common in (True, False):
         ear = Ear()
         still = desa(pixel_lr=1e-30, common_start=common)
-        played(still, pictures(), rounds=1, channels=[ear])
+        played(still, pictures(), rounds=1, meddling=[ear])
         sets[common] = [sent.images[name] for name, sent in sorted(ear.sets().items())]
     first, second, third = sets[True]  # the first client lacks the last class
     assert torch.equal(first, second[:2]) and torch.equal(second, third)
@@ -255,7 +255,7 @@ def test_in_pixel_space_all_see_the_same_pixels_each_normalised_in_its_own_way(
 ) -> None:
     world, ear = statistics(pictures()), Ear()
     method = desa(anchor_space="pixel", combination=combination)
-    engine, _ = played(method, world, 1, channels=[ear])
+    engine, _ = played(method, world, 1, meddling=[ear])
     states = {name: engine.states[name] for name in world.clients}
     shown = {
         name: {which: pixels.to_pixels(world.party(name).data, x) for which, x in s.sets.items()}
@@ -288,7 +288,7 @@ def test_with_equal_statistics_the_spaces_are_the_same() -> None:
 @pytest.mark.parametrize("space", ["normalised", "pixel"])
 def test_quantised_anchors_have_256_levels_between_black_and_white(space: Any) -> None:
     world, ear = statistics(pictures()), Ear()
-    played(desa(anchor_space=space, quantize_anchors=True), world, 1, channels=[ear])
+    played(desa(anchor_space=space, quantize_anchors=True), world, 1, meddling=[ear])
     for name, message in ear.sets().items():
         sent = message.images[name]
         shown = sent if space == "pixel" else pixels.to_pixels(world.party(name).data, sent)
@@ -309,7 +309,7 @@ def test_pixels_of_examples_that_are_held_normalised_are_not_known() -> None:
 
 def test_opinions_are_logits_in_evaluation_mode_before_any_training() -> None:
     world, ear = pictures(norm="batch"), Ear()
-    engine, _ = played(desa(), world, 2, channels=[ear])
+    engine, _ = played(desa(), world, 2, meddling=[ear])
     first, _ = played(desa(), world, 1)
     for name in world.clients:
         anchors = engine.states[name].sets[MEAN].flatten(0, 1)
@@ -333,7 +333,7 @@ def test_only_peers_that_are_awake_teach() -> None:
     away = Scripted({1: ["c2"], 2: ["c2"]})
     ours, _ = played(desa(), pictures(), 2, sampling=away)
     ear = Ear(lost={1: "c2", 2: "c2"})
-    mute, _ = played(desa(), pictures(), 2, channels=[ear])
+    mute, _ = played(desa(), pictures(), 2, meddling=[ear])
     for name in ("c0", "c1"):
         assert same(ours.states[name].weights, mute.states[name].weights)
 
@@ -341,8 +341,8 @@ def test_only_peers_that_are_awake_teach() -> None:
 def test_a_peer_that_drops_out_changes_nothing_for_others_but_their_inbox() -> None:
     gone = {round: ["c2"] for round in (2, 3, 4)}
     ear, lost = Ear(), Ear(lost={2: "c2", 3: "c2", 4: "c2"})
-    ours, _ = played(desa(), pictures(), 4, sampling=Scripted(gone), channels=[ear])
-    unheard, _ = played(desa(), pictures(), 4, channels=[lost])
+    ours, _ = played(desa(), pictures(), 4, sampling=Scripted(gone), meddling=[ear])
+    unheard, _ = played(desa(), pictures(), 4, meddling=[lost])
     for name in ("c0", "c1"):
         assert same(ours.states[name].weights, unheard.states[name].weights)
         assert torch.equal(ours.states[name].sets[MEAN], unheard.states[name].sets[MEAN])
@@ -360,7 +360,7 @@ def test_a_peer_that_drops_out_changes_nothing_for_others_but_their_inbox() -> N
 def test_a_peer_that_comes_back_goes_on_from_where_it_was_and_is_heard_again() -> None:
     gone = Scripted({round: ["c2"] for round in (2, 3, 4)})
     ear = Ear()
-    back, _ = played(desa(), pictures(), 5, sampling=gone, channels=[ear])
+    back, _ = played(desa(), pictures(), 5, sampling=gone, meddling=[ear])
     left, _ = played(desa(), pictures(), 1)
     assert sorted(ear.opinions(5)) == ["c0", "c1", "c2"]
     anchors = back.states["c2"].sets[MEAN].flatten(0, 1)
@@ -496,7 +496,7 @@ def test_mixing_cut_short_leaves_out_classes_that_have_not_come_through() -> Non
 
 def test_a_union_keeps_every_set_as_it_was_made() -> None:
     ear = Ear()
-    engine, _ = played(desa(combination="union"), pictures(), 1, channels=[ear])
+    engine, _ = played(desa(combination="union"), pictures(), 1, meddling=[ear])
     for state in engine.states.values():
         assert [*state.sets] == ["c0", "c1", "c2"]
         for name, message in ear.sets().items():
@@ -528,7 +528,7 @@ def test_peers_teach_on_the_sets_that_both_know() -> None:
     # On a ring of four, c0 knows c0, c1 and c3; c1 knows c0, c1, c2; c3 knows c0, c2, c3.
     world, ear = crowd(4), Ear()
     topology = Ring()
-    engine, _ = played(desa(combination="neighbour"), world, 1, topology=topology, channels=[ear])
+    engine, _ = played(desa(combination="neighbour"), world, 1, topology=topology, meddling=[ear])
     node = engine.node("c0", 1, "learn")
     said = ear.opinions(1)
     inbox = Inbox({name: said[name] for name in ("c1", "c3")})
@@ -587,7 +587,7 @@ def test_only_the_anchors_differ_with_a_generator(engine: Any) -> None:
 def test_on_a_ring_a_generator_needs_no_mixing() -> None:
     world, ear = crowd(4), Ear()
     topology = Ring()
-    engine, _ = played(imagining(), world, 1, topology=topology, channels=[ear])
+    engine, _ = played(imagining(), world, 1, topology=topology, meddling=[ear])
     said = ear.opinions(1)
     inbox = Inbox({name: said[name] for name in ("c1", "c3")})
     teacher, heard = teachers(engine.node("c0", 1, "learn"), inbox)
@@ -625,7 +625,7 @@ def test_all_of_the_data_and_anchors_are_seen_once_an_epoch_beside_anchors_alone
 
 def test_logits_are_gathered_with_the_anchors_they_belong_to() -> None:
     world, method, ear = pictures(), desa(), Ear()
-    engine, _ = played(method, world, 1, channels=[ear])
+    engine, _ = played(method, world, 1, meddling=[ear])
     node = engine.node("c1", 1, "learn")
     said = {name: message for name, message in ear.opinions(1).items() if name != "c1"}
     mean = torch.stack([message.logits[MEAN] for message in said.values()]).mean(0)

@@ -262,7 +262,7 @@ def test_a_client_that_sends_what_cannot_be_is_left_out_by_name(
     method, options = DFRD(**{**LITTLE, "base": base}), {"bad_messages": "leave_out"}
     for engine in (InProcess, Batched):
         found, log = played(
-            method, pictures(), 2, engine, channels=[Strange("c1", **changes)], **options
+            method, pictures(), 2, engine, meddling=[Strange("c1", **changes)], **options
         )
         (note,) = log.notes
         assert (note.round, note.kind, note.node) == (2, "left out", "c1")
@@ -275,7 +275,7 @@ def test_a_client_that_sends_what_cannot_be_is_left_out_by_name(
 def test_the_other_fine_tuners_go_on_without_such_a_client_too(kind: Any) -> None:
     method = kind(**LITTLE)
     found, log = played(
-        method, pictures(), 2, channels=[Strange("c1", **MISFIT[0])], bad_messages="leave_out"
+        method, pictures(), 2, meddling=[Strange("c1", **MISFIT[0])], bad_messages="leave_out"
     )
     assert [note.node for note in log.notes] == ["c1"]
     without, _ = played(method, pictures(), 2, absences=gone)
@@ -285,7 +285,7 @@ def test_the_other_fine_tuners_go_on_without_such_a_client_too(kind: Any) -> Non
 def test_who_is_rejected_by_the_base_does_not_teach() -> None:
     method = DFRD(**{**LITTLE, "base": HeteroFL(**FAST, rho=0, masked=True)})
     found, log = played(
-        method, pictures(), 2, channels=[Strange("c1", held=torch.ones(2))],
+        method, pictures(), 2, meddling=[Strange("c1", held=torch.ones(2))],
         bad_messages="leave_out",
     )  # fmt: skip
     assert ["names [2] classes, there are 3" in note.text for note in log.notes] == [True]
@@ -305,7 +305,7 @@ def test_when_nobody_sends_what_can_be_the_server_stays_as_it_is(role: Any) -> N
 def test_a_run_that_asks_for_it_stops_at_such_a_message() -> None:
     changes, why = MISCOUNTED[3]
     with pytest.raises(BadMessage, match=why):
-        played(DFRD(**LITTLE), pictures(), 2, channels=[Strange("c1", **changes)])
+        played(DFRD(**LITTLE), pictures(), 2, meddling=[Strange("c1", **changes)])
 
 
 @pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)

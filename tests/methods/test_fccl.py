@@ -73,7 +73,7 @@ def test_each_client_says_its_logits_and_hears_their_mean() -> None:
 
     method = FCCL(**FAST)
     before, _ = played(method, world, rounds=0)
-    played(method, world, rounds=1, channels=[Ear()])
+    played(method, world, rounds=1, meddling=[Ear()])
     for client in world.clients:
         truth = opinions(world.models[client], before.states[client].weights, world.public)
         assert torch.allclose(heard[client], truth, atol=1e-6)

@@ -73,7 +73,7 @@ def test_one_step_by_hand_goes_down_the_divergence_from_the_mean_logits() -> Non
             spoken[sender] = message
             return message
 
-    played(FedDF(distil_steps=0, **values), world, rounds=1, channels=[Ear()])
+    played(FedDF(distil_steps=0, **values), world, rounds=1, meddling=[Ear()])
     teachers = [models[c](spoken[c].weights, x) for c in world.clients]
     target = torch.stack(teachers).mean(0).softmax(1)
     for client in ("c0", "c1"):

@@ -24,7 +24,7 @@ def sent(rounds: int = 1) -> tuple[list[tuple[int, Drawn]], Any, Any]:
                 heard.append((round, message))
             return message
 
-    engine, log = played(METHOD, vectors(), rounds, channels=[Ear()])
+    engine, log = played(METHOD, vectors(), rounds, meddling=[Ear()])
     return heard, engine, log
 
 

@@ -122,7 +122,7 @@ def test_clients_work_with_the_radius_of_the_round_before() -> None:
                 heard.append(message.radius)
             return message
 
-    _, log = played(method, pictures(), rounds=3, channels=[Ear()])
+    _, log = played(method, pictures(), rounds=3, meddling=[Ear()])
     found = [row.value for row in log.metrics if row.name == "radius"]
     assert heard == pytest.approx([5.0, *found[:2]])
     assert all(1e-3 <= radius <= 5 for radius in found)

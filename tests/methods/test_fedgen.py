@@ -187,7 +187,7 @@ def test_counts_are_the_clients_own() -> None:
             return message
 
     world = vectors()
-    played(FedGen(**SMALL), world, rounds=1, channels=[Ear()])
+    played(FedGen(**SMALL), world, rounds=1, meddling=[Ear()])
     for name, up in ups.items():
         assert torch.equal(up.counts, world.party(name).data.counts(CLASSES))
 

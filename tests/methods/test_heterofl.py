@@ -302,7 +302,7 @@ def test_a_part_of_another_shape_is_left_out_by_name_and_the_round_goes_on(
     kind: type[HeteroFL],
 ) -> None:
     world, method = vectors(), kind(rho=3, **SMALL)
-    engine, log = played(method, world, 3, channels=[Swapped("c1")], bad_messages="leave_out")
+    engine, log = played(method, world, 3, meddling=[Swapped("c1")], bad_messages="leave_out")
     notes = [(note.round, note.kind, note.node) for note in log.notes]
     assert notes == [(2, "left out", "c1")]
     assert "layer0.weight is (2, 4) and not (4, 4)" in log.notes[0].text
@@ -332,7 +332,7 @@ def test_a_part_whose_numbers_cannot_be_is_left_out_by_name(
             return changed  # type: ignore[no-any-return]
 
     method, options = HeteroFL(rho=3, masked=True, **SMALL), {"bad_messages": "leave_out"}
-    _, log = played(method, vectors(), 1, engine, channels=[Changed("c1")], **options)
+    _, log = played(method, vectors(), 1, engine, meddling=[Changed("c1")], **options)
     assert [note.text.startswith(why) for note in log.notes] == [True]
 
 
@@ -340,7 +340,7 @@ def test_a_part_of_another_shape_stops_a_run_that_asks_for_it() -> None:
     with pytest.raises(
         BadMessage, match=r"c1 sent another network .* \(HeteroFL.aggregate, round 2"
     ):
-        played(HeteroFL(rho=3, **SMALL), vectors(), 3, channels=[Swapped("c1")])
+        played(HeteroFL(rho=3, **SMALL), vectors(), 3, meddling=[Swapped("c1")])
 
 
 def test_when_nobody_sends_a_fitting_part_the_network_stays() -> None:
@@ -351,7 +351,7 @@ def test_when_nobody_sends_a_fitting_part_the_network_stays() -> None:
 
     world, method = vectors(), HeteroFL(rho=0, **SMALL)
     start = engine_for(method, world).node(SERVER, 0, "look").state.weights
-    engine, log = played(method, world, 1, channels=[All("")], bad_messages="leave_out")
+    engine, log = played(method, world, 1, meddling=[All("")], bad_messages="leave_out")
     assert len(log.notes) == 4
     assert all(torch.equal(tensor, start[name]) for name, tensor in weights_of(engine).items())
 

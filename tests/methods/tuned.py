@@ -33,7 +33,7 @@ def sent(method: Method, world: World, rounds: int = 1) -> dict[str, Any]:
                 heard[sender] = message
             return message
 
-    played(method, world, rounds, channels=[Ear()])
+    played(method, world, rounds, meddling=[Ear()])
     return heard
 
 
