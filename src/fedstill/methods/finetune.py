@@ -319,7 +319,7 @@ class FineTuner(Method):
     # What the base says.
 
     def scored_state(self, server: Node[Any]) -> Scored | None:
-        return self.base.scored_state(server.remembering(server.state.base))
+        return self.base.scored_state(server.remembering(server.state.scored))
 
     @property
     def scored_kind(self) -> type[Scored]:
