@@ -14,6 +14,7 @@ from fedstill.data.partitions.classes import ClassesPerClient
 from fedstill.data.partitions.dirichlet import Dirichlet
 from fedstill.data.partitions.even import Iid, QuantitySkew
 from fedstill.data.partitions.given import Domains, FromFile
+from fedstill.data.partitions.niid_bench import NIIDBench
 from fedstill.data.partitions.partition import Partition, Rows, Split
 from fedstill.data.partitions.prior import DirichletPrior
 
@@ -21,6 +22,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "dirichlet-prior": DirichletPrior,
+    "niid-bench": NIIDBench,
     "classes-per-client": ClassesPerClient,
     "quantity": QuantitySkew,
     "domains": Domains,
@@ -40,6 +42,7 @@ __all__ = [
     "Domains",
     "FromFile",
     "Iid",
+    "NIIDBench",
     "Partition",
     "QuantitySkew",
     "Rows",

@@ -1,0 +1,50 @@
+"""NIID-Bench's partition: NumPy's older draws in its order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedstill.core.errors import DataError
+from fedstill.data.partitions import described
+from fedstill.data.partitions.niid_bench import NIIDBench
+
+
+def test_one_class_over_two_clients_is_a_shuffle_cut_at_the_first_share() -> None:
+    labels = np.zeros(100, np.int64)
+    first, second = NIIDBench(clients=2, alpha=1.0, min_size=1).split(labels, 7)
+    np.random.seed(7)
+    rows = np.arange(100)
+    np.random.shuffle(rows)
+    cut = int(np.random.dirichlet([1.0, 1.0])[0] * 100)
+    assert sorted(first) == sorted(rows[:cut]) and sorted(second) == sorted(rows[cut:])
+
+
+def test_the_offset_is_added_to_the_seed() -> None:
+    labels = np.arange(400) % 4
+    shifted = NIIDBench(clients=3, alpha=0.5, offset=5363).split(labels, 2)
+    plain = NIIDBench(clients=3, alpha=0.5).split(labels, 5365)
+    assert all(np.array_equal(a, b) for a, b in zip(shifted, plain, strict=True))
+
+
+def test_every_example_goes_to_one_client_and_everyone_has_enough() -> None:
+    labels = np.arange(2000) % 10
+    held = NIIDBench(clients=10, alpha=0.1).split(labels, 0)
+    assert sorted(np.concatenate(held)) == list(range(2000))
+    assert min(map(len, held)) >= 10
+
+
+def test_no_global_generator_is_moved() -> None:
+    before = np.random.get_state()[1].copy()  # type: ignore[union-attr,index]
+    NIIDBench(clients=2, alpha=1.0).split(np.zeros(50, np.int64), 0)
+    assert (np.random.get_state()[1] == before).all()  # type: ignore[index]
+
+
+def test_it_is_known_to_recipes_by_its_kind() -> None:
+    table = {"kind": "niid-bench", "clients": 2, "alpha": 0.5, "offset": 1}
+    assert described(table) == NIIDBench(2, 0.5, offset=1)
+
+
+def test_a_draw_that_cannot_be_had_is_explained() -> None:
+    with pytest.raises(DataError, match="raise alpha, lower clients or min_size"):
+        NIIDBench(clients=10, alpha=0.01, min_size=20, retries=2).split(np.arange(200) % 2, 0)
