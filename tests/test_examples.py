@@ -57,3 +57,12 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     )
     assert without == pytest.approx(plain, abs=0.7)  # rounding may turn one example of 150
     assert with_it != pytest.approx(plain, abs=0.7)
+
+
+def test_embeddings_of_a_frozen_backbone_train_a_head_by_averaging_and_by_distillation() -> None:
+    text = printed("embeddings.py", 1)
+    assert "5 clients, 64 features, 10 classes" in text
+    table = rows(text)
+    column = table["method"].index("average") if "average" in table["method"] else 0
+    for name in ("fedavg", "feddm"):
+        assert float(table[name][column]) > 20  # percent; a tenth is chance

@@ -43,6 +43,12 @@ def drawable(engine: Engine) -> Collection | None:
     return engine.population.data if find_spec("matplotlib") is not None else None
 
 
+def showing_images(engine: Engine) -> Collection | None:
+    """The same, where inputs are images that can be seen: grey or in colour."""
+    data = drawable(engine)
+    return data if data is not None and len(data.shape) == 3 and data.shape[0] in (1, 3) else None
+
+
 def draw(engine: Engine, rows: Run, target: Path) -> list[Path]:
     """Curves, partition and matrix of a finished run; nothing where matplotlib is missing."""
     data = drawable(engine)
@@ -74,7 +80,7 @@ def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
 
     A node's sets stand side by side. Drawn before the last checkpoint, which lacks what was sent.
     """
-    data = drawable(engine)
+    data = showing_images(engine)
     if data is None:
         return []
     from fedstill.report import grids
@@ -87,7 +93,10 @@ def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
         if sets:
             path = target / f"synthetic-{safe(site.name)}.png"
             shown = side_by_side([grid(*one, len(classes)) for one in sets])
-            drawn.append(grids.image_grid(shown, classes, path, mean=site.mean, std=site.std))
+            # Of floats nobody knows where black and white are: each image fills the range.
+            pixels = site.pool.inputs.dtype == np.uint8
+            mean, std = (site.mean, site.std) if pixels else (None, None)
+            drawn.append(grids.image_grid(shown, classes, path, mean=mean, std=std))
     return [*drawn, *draw_server(engine, target / "synthetic-server.png")]
 
 
@@ -101,7 +110,7 @@ def draw_on_the_way(engine: Engine, target: Path, round: int) -> list[Path]:
 
 def draw_server(engine: Engine, path: Path) -> list[Path]:
     """Sets that the server holds, and images of each class that it makes, from the same noise."""
-    data = drawable(engine)
+    data = showing_images(engine)
     if data is None:
         return []
     sets = held_sets(engine, SERVER)
