@@ -59,6 +59,19 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     assert with_it != pytest.approx(plain, abs=0.7)
 
 
+def test_the_notebook_runs_headless_and_shows_a_table_and_a_curve(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(EXAMPLES / "my_arrays.ipynb", as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    *_, compared, plotted = notebook.cells
+    assert "<table" in compared.outputs[0]["data"]["text/html"]
+    assert "image/png" in plotted.outputs[0]["data"]
+
+
 def test_embeddings_of_a_frozen_backbone_train_a_head_by_averaging_and_by_distillation() -> None:
     text = printed("embeddings.py", 1)
     assert "5 clients, 64 features, 10 classes" in text
