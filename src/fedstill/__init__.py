@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from fedstill.data import (
         DATASETS as DATASETS, PARTITIONS as PARTITIONS, ClassesPerClient as ClassesPerClient,
         Collection as Collection, Dirichlet as Dirichlet, DirichletPrior as DirichletPrior,
-        Domains as Domains, FromFile as FromFile, Iid as Iid, Partition as Partition,
-        QuantitySkew as QuantitySkew, clients as clients, load as load, split as split,
-        unlabelled as unlabelled,
+        Domains as Domains, FromFile as FromFile, Iid as Iid, NIIDBench as NIIDBench,
+        Partition as Partition, QuantitySkew as QuantitySkew, clients as clients, load as load,
+        split as split, unlabelled as unlabelled,
     )
     from fedstill.methods import (
         METHODS as METHODS, DFRD as DFRD, FCCL as FCCL, VHL as VHL, Centralised as Centralised,
@@ -109,8 +109,8 @@ _HOMES = {
     ),
     "fedstill.data": (
         "DATASETS", "PARTITIONS", "ClassesPerClient", "Collection", "Dirichlet", "DirichletPrior",
-        "Domains", "FromFile", "Iid", "Partition", "QuantitySkew", "clients", "load", "split",
-        "unlabelled",
+        "Domains", "FromFile", "Iid", "NIIDBench", "Partition", "QuantitySkew", "clients", "load",
+        "split", "unlabelled",
     ),
     "fedstill.methods": (
         "METHODS", "DFRD", "FCCL", "VHL", "Centralised", "DeSA", "Dense", "DynaFed", "FedAvg",

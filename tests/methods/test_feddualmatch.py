@@ -300,7 +300,7 @@ def test_one_network_a_round_is_that_of_the_first_step() -> None:
     fresh, kept = FedDualMatch(**values), FedDualMatch(**values, networks="round")
     assert torch.equal(sent(fresh, world).images, sent(kept, world).images)
     longer = {**PLAIN, "steps": 3}
-    client = InProcess(fresh, world).node("c1", 1, "synthesize")
+    client = engine_for(fresh, world).node("c1", 1, "synthesize")
     first = balls.networks(client, start_of(fresh, world), 5.0)(0)
     matching = Matching(3, 1.0, 0.5, 8, "none", "stages", "norm", True)
     made = finished(matching.matched(client, from_noise(client, [0, 1, 2], 2), lambda _: first))
@@ -328,7 +328,7 @@ def taken(method: FedDualMatch, world: World) -> list[list[int]]:
             return super()._run(loop, node)
 
     mail = Inbox({f"c{i}": up for i, up in enumerate(uploads(world))})
-    Spy(method, world).play(method.train, 1, {SERVER: mail})
+    engine_for(method, world, Spy).play(method.train, 1, {SERVER: mail})
     return sizes
 
 

@@ -73,7 +73,7 @@ def test_the_generators_loss_equals_plain_loops() -> None:
     weights, rng = maker.init(0), generator(0)
     batch = Drawn(maker.noise(rng, 5), torch.tensor([0, 2, 1, 1, 0]))
     nets = [model.init(seed) for seed in (1, 2)]
-    heads = {k: torch.stack([net[k] for net in nets]) for k in ("head.weight", "head.bias")}
+    heads = {k: torch.stack([net[f"head.{k}"] for net in nets]) for k in ("weight", "bias")}
     share = teacher_shares(torch.tensor([[3, 0, 5], [1, 1, 1]]))
     features = maker(weights, *batch)
     total = 0.0

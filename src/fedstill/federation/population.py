@@ -168,7 +168,7 @@ class Population:
         return {name: made[id(own.get(name, common))] for name in self._clients}
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self.clients)
 
     def _made(self, node: NodeId) -> Party:
         site = self._sites[node]
