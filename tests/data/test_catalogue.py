@@ -145,3 +145,16 @@ def test_what_a_function_does_not_take_or_should_not_give_is_named(entered):
     entered(Entry("own code", "nothing", lambda: {}))
     with pytest.raises(DataError, match=r"mine must give a Collection or a LabelledSet.* a dict"):
         load("mine")
+
+
+def test_what_was_not_said_is_left_to_the_defaults_of_a_function(entered):
+    seen = []
+
+    def mine(*, data_dir="here", size=8, channels):
+        seen.append((data_dir, size, channels))
+        return image_set([0, 1])
+
+    entered(entry_of(mine))
+    load("mine")
+    load("mine", data_dir="there", channels=3)
+    assert seen == [("here", 8, None), ("there", 8, 3)]

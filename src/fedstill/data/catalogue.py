@@ -214,7 +214,11 @@ def _called(
     unused = [key for key, value in common.items() if key not in takes and value is not None]
     if unused:
         raise DataError(f"{name} takes no {' and no '.join(unused)}; leave it out")
-    given = {key: value for key, value in common.items() if key in takes}
+    given = {  # what was not said is left to the loader's own default, if it has one
+        key: value
+        for key, value in common.items()
+        if key in takes and (value is not None or takes[key].default is inspect.Parameter.empty)
+    }
     found = entry.loader(**given, **options)
     if not isinstance(found, (LabelledSet, Collection)):
         raise DataError(
