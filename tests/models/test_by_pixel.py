@@ -9,7 +9,6 @@ from torch import Tensor
 from fedstill.core.model import Model
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
-from fedstill.models import by_pixel
 from fedstill.models.alexnet import AlexNet
 from fedstill.models.conv4 import Conv4
 from fedstill.models.mlp import MLP
@@ -100,12 +99,3 @@ def test_who_takes_half_precision_says_so() -> None:
     assert all(model.takes_half for model in NETWORKS)
     assert not Conv4((3, 16, 16), 5, (4, 8, 8, 12), norm="group").takes_half
     assert not MLP((4,), 3).takes_half
-
-
-def test_networks_narrowed_to_one_channel_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Conv4((3, 16, 16), 5, (1, 8, 8, 12), norm="static").train()
-    weights, x = model.init(0), noise(4, 3, 16, 16)
-    monkeypatch.setattr("fedstill.models.by_pixel.plain_on_gpu", lambda *tensors: True)
-    same, images, _ = by_pixel.entered(weights, x, first="conv0.weight", norm="static")
-    assert same is weights and images is x
-    assert model(weights.copy(), x).shape == (4, 5)

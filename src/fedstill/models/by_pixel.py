@@ -31,13 +31,9 @@ def entered(weights: Weights, x: Tensor, *, first: str, norm: Norm) -> tuple[Wei
     """Weights and images as convolutions want them, and the way back for maps.
 
     `first` names the weights of the convolution that sees the images. All is left as it was where
-    no gradient is asked for, off a GPU, under `torch.func`, with norms that want another order, and
-    where a layer has been narrowed to one channel: such maps count as both orders at once, and
-    torch's norms on a GPU refuse some of them.
+    no gradient is asked for, off a GPU, under `torch.func`, and with norms that want another order.
     """
     if not (norm in BY_BATCH and torch.is_grad_enabled() and plain_on_gpu(x, *weights.values())):
-        return weights, x, _as_it_is
-    if any(tensor.dim() == 4 and tensor.shape[0] == 1 for tensor in weights.values()):
         return weights, x, _as_it_is
     if not half_will_do(x):
         turned = {
