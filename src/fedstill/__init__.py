@@ -19,10 +19,11 @@ methods, `fedstill.testing`.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as in typing, which takes ten times as long to import as this file
 
 if TYPE_CHECKING:
+    from typing import Any
+
     # fmt: off
     from fedstill.runs.run import (
         Run as Run, compare as compare, plot as plot, read as read, run as run,
@@ -143,6 +144,8 @@ __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     elif name in _ROOMS:
