@@ -28,6 +28,7 @@ from fedstill.core import (
 from fedstill.core.errors import FedstillError
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.testing import CHECKS, Broken, Case, check, small, worlds
+from fedstill.testing.closely import global_generators
 
 
 class TorchDice(FedAvg):
@@ -427,3 +428,9 @@ def test_nothing_here_needs_pytest() -> None:
 
     code = "import sys, fedstill.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_single_draw_from_numpy_is_seen_wherever_its_generator_stands() -> None:
+    before = global_generators()
+    np.random.random()
+    assert global_generators() != before

@@ -156,6 +156,6 @@ def global_generators() -> dict[str, Any]:
     numpy_state: Any = np.random.get_state()
     return {
         "torch's global generator": torch.random.get_rng_state().tolist(),
-        "numpy's global generator": numpy_state[1].tolist(),
+        "numpy's global generator": [numpy_state[1].tolist(), *numpy_state[2:]],
         "Python's global generator": random.getstate(),
     }
