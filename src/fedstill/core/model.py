@@ -218,13 +218,13 @@ class Network:
                 over = [0, *range(2, x.dim())]
                 self.notes[f"{name}.running_mean"] = x.mean(over)
                 self.notes[f"{name}.running_var"] = x.var(over, unbiased=False)
-            return F.batch_norm(x, mean, var, weight, bias, training=False)
+            return batch_norm(x, mean, var, weight, bias)
         if self.notes is not None:
             momentum = 0.1
             new_mean, new_var = _moments(x)
             self.notes[f"{name}.running_mean"] = (1 - momentum) * mean + momentum * new_mean
             self.notes[f"{name}.running_var"] = (1 - momentum) * var + momentum * new_var
-        return F.batch_norm(x, None, None, weight, bias, training=True)
+        return batch_norm(x, None, None, weight, bias)
 
     def _static_norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -232,8 +232,33 @@ class Network:
         if self.notes is not None and not self.training:
             self.notes[mean], self.notes[var] = _moments(x)
         elif mean in weights and not self.training:
-            return F.batch_norm(x, weights[mean], weights[var], weight, bias, training=False)
-        return F.batch_norm(x, None, None, weight, bias, training=True)
+            return batch_norm(x, weights[mean], weights[var], weight, bias)
+        return batch_norm(x, None, None, weight, bias)
+
+
+def batch_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Maps normalised by given statistics, or where there are none by those of the batch.
+
+    A stack of maps with a single channel each reaches the GPU's kernel in an order that it
+    refuses, so there a lone channel goes in twice and comes out once.
+    """
+
+    def scaled(x: Tensor, *others: Tensor | None) -> Tensor:
+        mean, var, weight, bias = others
+        return F.batch_norm(x, mean, var, weight, bias, training=mean is None, eps=eps)
+
+    others = (mean, var, weight, bias)
+    if not (x.is_cuda and x.shape[1] == 1):
+        return scaled(x, *others)
+    twice = (None if tensor is None else torch.cat([tensor, tensor]) for tensor in others)
+    return scaled(torch.cat([x, x], 1), *twice)[:, :1]
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:

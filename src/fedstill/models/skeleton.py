@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedstill.core.errors import BadValue
+from fedstill.core.model import batch_norm
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.torch_internals import writes_into
 from fedstill.models.random_calls import Seeded
@@ -520,8 +521,8 @@ def _normalised(now: _Pass, layer: Any, name: str, x: Tensor) -> Tensor:
     if by_batch and now.training and now.notes is not None and mean is not None:
         _note(now.notes, layer, name, x)
     if by_batch:
-        return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
-    return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+        mean = var = None
+    return batch_norm(x, mean, var, layer.weight, layer.bias, layer.eps)
 
 
 def _note(notes: Weights, layer: Any, name: str, x: Tensor) -> None:
