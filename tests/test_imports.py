@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstill"
 # A room of the house, and the names under `fedstill` and outside of it that it may import.
 LOWER = {
     *("channels", "core", "data", "engines", "federation", "logbook"),
-    *("methods", "metrics", "models", "parts", "report", "wire"),
+    *("methods", "metrics", "models", "parts", "privacy", "report", "wire"),
 }
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "core": ({"core"}, {"torch"}),
@@ -28,6 +28,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "metrics": ({"core", "metrics"}, {"torch"}),
     "wire": ({"core", "wire"}, {"torch", "safetensors"}),
     "channels": ({"core", "channels"}, {"torch"}),
+    "privacy": ({"core", "privacy"}, set()),
     "logbook": ({"core", "logbook"}, {"torch", "numpy"}),
     # What an experiment is they may know, not how its rounds are played.
     "engines": (

@@ -1,0 +1,119 @@
+"""What may leave private records: sums of clipped rows with noise. No accounting, no data.
+
+Two mechanisms stand on the one sentence that a record moves a sum of clipped rows by at most the
+clip: sums over classes of what a network makes of records, and the gradient of a step over a
+Poisson sample. Both take their noise as an argument, drawn beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedstill.core import trees
+from fedstill.core.data import Batch
+from fedstill.core.mechanism import Gradient, LossOn, per_example
+from fedstill.core.records import NodeId, Weights
+
+
+class Use(NamedTuple):
+    """What a step wants to do with private records: so many releases of one kind.
+
+    `sigma` is the deviation of the noise in units of the sensitivity; None leaves it to the run,
+    which finds it so that all that is planned together costs the budget.
+    """
+
+    mechanism: str
+    releases: int = 1
+    rate: float = 1.0  # the chance with which each record takes part in a release
+    sigma: float | None = None
+
+
+class Spending(NamedTuple):
+    """A use that was granted: a row of the ledger."""
+
+    round: int
+    step: str
+    node: NodeId
+    mechanism: str
+    sigma: float
+    rate: float
+    releases: int
+
+
+def clipped(rows: Tensor, clip: float | Tensor) -> Tensor:
+    """[record, number], each row shortened to length `clip`; one that is not finite is zero.
+
+    Lengths are taken in double precision, so that no finite row is too long to be measured.
+    """
+    wide = rows.double()
+    wide = torch.where(torch.isfinite(wide).all(1, keepdim=True), wide, 0.0)
+    length = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    factor: Tensor = clip / length.clamp(min=clip)
+    return wide * factor
+
+
+def class_sums(rows: Tensor, place: Tensor, places: int, clip: float | Tensor) -> Tensor:
+    """[place, number], the sums of clipped rows by their places, before noise.
+
+    A record stands in one place, so without it all sums together move by at most `clip`. A place
+    of -1 counts nowhere. The sums are in double precision and their order is fixed.
+    """
+    where = place.unsqueeze(0) == torch.arange(places, device=place.device).unsqueeze(1)
+    return where.double() @ clipped(rows, clip)
+
+
+class Sampled(NamedTuple):
+    """A Poisson sample in fixed places, and the noise of its step.
+
+    The numbers of the mechanism lie here, so that clients with other noise and other rates do the
+    same arithmetic and can be stacked.
+    """
+
+    examples: Batch  # [place, ...]; where no example was drawn, any
+    share: Tensor  # [place], one over the expected number where an example was drawn, else 0
+    noise: Weights  # of the shape of what is optimised, deviation sigma · clip / expected number
+
+
+@dataclass(frozen=True)
+class ClippedGradient:
+    """DP-SGD: each example's gradient clipped, summed and noised. Abadi et al., CCS 2016.
+
+    Batches are `Sampled`. Gradients of `chunk` examples are made at a time. A gradient that is
+    not finite counts as zero. No loss is told: it would be exact.
+    """
+
+    clip: float
+    chunk: int = 64
+
+    def gradient(
+        self, loss_on: LossOn, value: Any, batch: Sampled, gradient: Gradient
+    ) -> tuple[Any, Tensor, Any]:
+        """The noisy mean of clipped gradients; zero in place of a loss; no statistics."""
+        total = [noise.clone() for noise in trees.tensors(batch.noise)]
+        size = batch.share.shape[0]
+        for begin in range(0, size, self.chunk):
+            end = min(size, begin + self.chunk)
+            examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
+            grads, _ = per_example(loss_on, value, examples)
+            leaves = trees.tensors(grads)
+            kept = batch.share[begin:end] * shortening(leaves, self.clip)
+            for place, leaf in enumerate(leaves):
+                finite = torch.where(torch.isfinite(leaf), leaf, 0.0)
+                total[place] = total[place] + torch.tensordot(kept.to(leaf), finite, 1)
+        return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
+
+
+def shortening(gradients: list[Tensor], clip: float) -> Tensor:
+    """[example], by what each gradient is multiplied to be no longer than `clip`; 0 if not finite.
+
+    A gradient is the leaves [example, ...] together.
+    """
+    flat = [leaf.flatten(1).double() for leaf in gradients]
+    squares = torch.stack([leaf.square().sum(1) for leaf in flat]).sum(0)
+    fine = torch.isfinite(squares)
+    length = torch.where(fine, squares, 1.0).sqrt()
+    return torch.where(fine, clip / length.clamp(min=clip), 0.0)

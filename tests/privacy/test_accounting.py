@@ -1,0 +1,122 @@
+"""From noise to epsilon, and a ledger that refuses."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from fedstill.core.errors import BadValue
+from fedstill.core.release import Spending, Use
+from fedstill.privacy.accounting import (
+    Releases,
+    delta_of,
+    epsilon_of,
+    epsilon_of_releases,
+    mu_of,
+    sigma_for,
+    sigma_of_plan,
+)
+from fedstill.privacy.ledger import BudgetSpent, Ledger, calibrated, composed
+
+
+def row(sigma: float, count: int = 1, *, node: str = "a", rate: float = 1.0) -> Spending:
+    return Spending(1, "synthesize", node, "class sums", sigma, rate, count)
+
+
+def test_the_closed_form_is_the_accountants() -> None:
+    dp = pytest.importorskip("dp_accounting")
+    for sigma, count in ((1.0, 1), (4.0, 10), (20.0, 100)):
+        pld = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        pld.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(sigma), count))
+        mine = epsilon_of(math.sqrt(count) / sigma, 1e-5)
+        assert mine == pytest.approx(pld.get_epsilon(1e-5), rel=1e-4)
+
+
+def test_mu_at_the_budgets_that_papers_use() -> None:
+    found = [round(mu_of(epsilon, 1e-5), 4) for epsilon in (1, 4, 10)]
+    assert found == [0.2681, 0.9249, 2.0004]
+
+
+def test_epsilon_grows_with_releases_and_falls_with_noise() -> None:
+    more = [epsilon_of(math.sqrt(count) / 3, 1e-5) for count in (1, 2, 4, 8)]
+    assert more == sorted(more)
+    noise = [sigma_for(epsilon, 1e-5, 10) for epsilon in (1, 2, 4, 8)]
+    assert noise == sorted(noise, reverse=True)
+    for epsilon in (0.1, 1, 10, 50):
+        assert epsilon_of(1 / sigma_for(epsilon, 1e-5, 1), 1e-5) == pytest.approx(epsilon)
+
+
+def test_without_noise_epsilon_is_infinite_and_without_releases_nothing() -> None:
+    assert epsilon_of_releases([Releases(0.0, 1.0, 1)], 1e-5) == math.inf
+    assert epsilon_of_releases([], 1e-5) == 0
+    assert delta_of(1.0, 0.0) == 0
+
+
+def test_four_releases_with_twice_the_noise_cost_as_much_as_one() -> None:
+    one = epsilon_of_releases([Releases(2.0, 1.0, 1)], 1e-5)
+    four = epsilon_of_releases([Releases(4.0, 1.0, 3), Releases(4.0, 1.0, 1)], 1e-5)
+    assert four == pytest.approx(one, rel=1e-12)
+
+
+def test_a_sampled_plan_costs_its_budget_and_less_than_the_whole_data_would() -> None:
+    pytest.importorskip("dp_accounting")
+    plan = [Releases(1.0, 0.1, 30)]
+    sigma = sigma_of_plan(plan, 4.0, 1e-5)
+    spent = epsilon_of_releases([Releases(sigma, 0.1, 30)], 1e-5)
+    assert 3.98 < spent <= 4.0
+    assert sigma < sigma_for(4.0, 1e-5, 30)
+
+
+def test_a_missing_accountant_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(BadValue, match=r"pip install 'fedstill\[dp\]'"):
+        epsilon_of_releases([Releases(1.234, 0.1, 3)], 1e-5)
+
+
+def test_a_calibrated_plan_spends_exactly_the_budget() -> None:
+    uses = [Use("class sums", 4)] * 6
+    sigma = calibrated(uses, 4.0, 1e-5)
+    assert sigma == pytest.approx(math.sqrt(24) / 0.92493, rel=1e-4)
+    assert composed([row(sigma, 4)] * 6, 1e-5) == pytest.approx(4.0)
+
+
+def test_uses_with_noise_of_their_own_keep_it_and_the_others_get_the_rest() -> None:
+    # mu² = 0.8555; counts with sigma 5 take 0.04 of it, so four releases have 0.8155.
+    sigma = calibrated([Use("counts", 1, sigma=5.0), Use("class sums", 4)], 4.0, 1e-5)
+    assert sigma == pytest.approx(math.sqrt(4 / (mu_of(4.0, 1e-5) ** 2 - 0.04)))
+    assert composed([row(5.0), row(sigma, 4)], 1e-5) == pytest.approx(4.0)
+
+
+def test_counts_that_cost_the_whole_budget_leave_nothing() -> None:
+    with pytest.raises(BadValue, match="nothing is left"):
+        calibrated([Use("counts", 1, sigma=0.5), Use("class sums", 4)], 1.0, 1e-5)
+
+
+def test_the_ledger_refuses_before_it_writes() -> None:
+    ledger = Ledger(4.0, 1e-5)
+    sigma = sigma_for(4.0, 1e-5, 3)
+    for _ in range(3):
+        ledger.spend(row(sigma))
+    with pytest.raises(BudgetSpent, match=r"a: synthesize in round 1 would bring epsilon to 4\.72"):
+        ledger.spend(row(sigma))
+    assert len(ledger.rows["a"]) == 3
+    assert ledger.epsilons() == {"a": pytest.approx(4.0)}
+
+
+def test_clients_hold_other_records_so_each_has_the_whole_budget() -> None:
+    ledger = Ledger(4.0, 1e-5)
+    sigma = sigma_for(4.0, 1e-5, 1)
+    ledger.spend(row(sigma))
+    ledger.spend(row(sigma, node="b"))
+    assert set(ledger.epsilons()) == {"a", "b"}
+
+
+def test_what_was_planned_is_granted_without_adding_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstill.privacy.ledger.composed", lambda *_: math.inf)
+    ledger = Ledger(4.0, 1e-5, planned={"a": [row(2.0, 5, rate=0.1)]})
+    ledger.spend(row(2.0, 3, rate=0.1))
+    ledger.spend(row(2.0, 2, rate=0.1))
+    with pytest.raises(BudgetSpent):
+        ledger.spend(row(2.0, 1, rate=0.1))
