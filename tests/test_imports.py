@@ -61,9 +61,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         LOWER | {"recipe", "runs"},
         {"torch", "numpy", "safetensors", "matplotlib"},  # of the last, types alone
     ),
+    "audit": (LOWER | {"audit"}, {"torch", "numpy", "scipy"}),
     "testing": (LOWER | {"recipe", "runs", "testing"}, {"torch", "numpy"}),
     "commands": (
-        LOWER | {"", "recipe", "runs", "commands"},
+        LOWER | {"", "audit", "recipe", "runs", "commands"},
         {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},
     ),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,15 @@ class Outcome:
     absent: str | None = None  # why the node did not act
     bad: Sequence[str] | None = None  # tensors of the message with NaN or infinity, if looked at
     lost: bool = False  # whether a channel lost a message
+
+
+class Act(NamedTuple):
+    """A step that is to be played: on whom, and where its messages travel."""
+
+    step: Step
+    round: int
+    inboxes: Mapping[NodeId, Inbox[Any]]
+    toward: Direction | None = None
 
 
 class Engine(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
-from fedstill.engines.engine import Engine, Outcome
+from fedstill.engines.engine import Act, Engine, Outcome
+from fedstill.engines.play.together import Together
 from fedstill.federation.evaluate import evaluate
 from fedstill.federation.post import Observer, Post, toward
 from fedstill.logbook.events import Note, Number
@@ -36,6 +37,11 @@ Watch = Callable[[Progress], None]
 Save = Callable[[int], None]
 
 
+Outcomes = dict[NodeId, Outcome]
+Playing = Generator[Act, Outcomes, None]
+"""A run that hands out each step and goes on with what it left behind."""
+
+
 def run(
     engine: Engine,
     logbook: Logbook,
@@ -52,13 +58,57 @@ def run(
     first (round 0) and after every round. What `save` keeps is enough to go on exactly.
     `observers` see every message that arrives.
     """
+    playing = rounds_of(
+        engine, logbook, done=done, said=said, save=save, watch=watch, observers=observers
+    )
+    act = going_on(playing)
+    while act is not None:
+        act = going_on(playing, engine.play(*act))
+
+
+def run_together(together: Together, playings: Sequence[Playing]) -> None:
+    """Play several federations to their ends; steps that come at the same time are one play."""
+    waiting = {place: going_on(playing) for place, playing in enumerate(playings)}
+    while acts := {place: act for place, act in waiting.items() if act is not None}:
+        at: dict[tuple[int, str], dict[int, Act]] = {}
+        for place, act in acts.items():
+            at.setdefault((act.round, act.step.name), {})[place] = act
+        for same in at.values():
+            for place, outcomes in together.play(same).items():
+                waiting[place] = going_on(playings[place], outcomes)
+
+
+def going_on(playing: Playing, outcomes: Outcomes | None = None) -> Act | None:
+    """What a run waits for next; None when it is over."""
+    try:
+        return playing.send(outcomes)  # type: ignore[arg-type]  # None begins it
+    except StopIteration:
+        return None
+
+
+def rounds_of(
+    engine: Engine,
+    logbook: Logbook,
+    *,
+    done: int | None = None,
+    said: int = 0,
+    save: Save = lambda round: None,
+    watch: Watch = lambda progress: None,
+    observers: Sequence[Observer] = (),
+    scored: bool = True,
+) -> Playing:
+    """The round loop, as `run` plays it; whoever drives it plays each step.
+
+    So several federations can be played beside each other, see `engines.play.together`. Without
+    `scored` no model is evaluated.
+    """
     experiment = engine.experiment
     play = _Player(engine, logbook, observers)
     play.post.bytes = said
     clients = list(experiment.population.clients)
     begun = done is not None
     if not begun:
-        play(experiment.method.before(), 0, clients)
+        yield from play(experiment.method.before(), 0, clients)
     done = done or 0
     metric = name_of(next(iter(experiment.metrics), "accuracy"))
     watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0, metric))
@@ -67,11 +117,11 @@ def run(
     score: float | None = None
     for round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
-        play(experiment.method.each_round(), round, list(experiment.awake(round)))
+        yield from play(experiment.method.each_round(), round, list(experiment.awake(round)))
         last = round == experiment.rounds
         if last:
-            play(experiment.method.after(), round, clients)
-        if last or round % experiment.evaluate_every == 0:
+            yield from play(experiment.method.after(), round, clients)
+        if scored and (last or round % experiment.evaluate_every == 0):
             score = play.scored(round, metric)
         seconds = time.perf_counter() - began
         logbook.write(Number(round, "round", "", "seconds", "", seconds))
@@ -94,7 +144,7 @@ class _Player:
         )
         self.told: set[str] = set()  # metrics of which a note says that they are undefined
 
-    def __call__(self, steps: Sequence[Step], round: int, awake: Sequence[NodeId]) -> None:
+    def __call__(self, steps: Sequence[Step], round: int, awake: Sequence[NodeId]) -> Playing:
         mail: dict[NodeId, Inbox[Any]] = {}
         present = list(awake)
         for step, following in pairwise([*steps, None]):
@@ -103,7 +153,7 @@ class _Player:
             if self._nobody_heard(step, mail, round):
                 return
             inboxes = {actor: mail.get(actor, Inbox()) for actor in actors}
-            outcomes = self.engine.play(step, round, inboxes, toward(step, following))
+            outcomes = yield Act(step, round, inboxes, toward(step, following))
             self._tell_notes(round)
             self._write(round, step, outcomes)
             present = [node for node in present if not _absent(outcomes, node)]

@@ -72,6 +72,15 @@ class Batched(InProcess):
         inboxes: Mapping[NodeId, Inbox[Any]],
         toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
+        outcomes, actors = self.begun(step, round, inboxes)
+        self.to_the_end(step, round, actors)
+        outcomes |= self.left_behind(step, actors, toward)
+        return {id: outcomes[id] for id in inboxes}
+
+    def begun(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> tuple[dict[NodeId, Outcome], list[Acting]]:
+        """Who is absent, and the others, played to the first loop that they await."""
         outcomes: dict[NodeId, Outcome] = {}
         actors: list[Acting] = []
         for id, inbox in inboxes.items():
@@ -82,14 +91,22 @@ class Batched(InProcess):
             actor = Acting(self.node(id, round, step.name), inbox)
             actors.append(actor)
             self._guarded(step, round, actor, lambda actor=actor: self._enter(step, actor))
+        return outcomes, actors
+
+    def to_the_end(self, step: Step, round: int, actors: Sequence[Acting]) -> None:
+        """Run loop after loop of nodes, which may be another engine's, until no one waits."""
         while waiting := [actor for actor in actors if actor.waiting is not None]:
             self._run_loops(step, round, waiting)
             for actor in waiting:
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
+
+    def left_behind(
+        self, step: Step, actors: Sequence[Acting], toward: Direction | None
+    ) -> dict[NodeId, Outcome]:
+        """What the step left on each of this engine's nodes."""
         ended = [(actor.node, actor.inbox, actor.message) for actor in actors]
         made = self._all_committed(ended, step, toward)
-        outcomes |= {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
-        return {id: outcomes[id] for id in inboxes}
+        return {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """Run the loops that nodes wait for, and put down each one's answer."""

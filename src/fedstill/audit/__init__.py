@@ -1,0 +1,1 @@
+"""Audits: attacks on a run or on a mechanism, and what they prove; see docs/audits.md."""
