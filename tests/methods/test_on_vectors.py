@@ -3,13 +3,13 @@
 import pytest
 
 import worlds
-from contract.small import small
 from fedstill.core.errors import BadValue
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.methods import METHODS
 from fedstill.methods.desa import DeSA
 from fedstill.methods.fedavg import FedAvg
+from fedstill.testing import small
 
 MATCHING = ("feddm", "feddualmatch", "fedlgd", "dynafed", "desa")  # without augmentation
 GENERATORS_OF_IMAGES = ("vhl", "dfrd", "dense", "fedftg")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedstill import DFRD, Execution, Experiment, FedAvg, Iid, Population, split
+from fedstill import run as begin
+from fedstill.core import Scored
 from fedstill.core.errors import RunFolderError
 from fedstill.core.seeds import generator
-from fedstill.models import MLP, MODELS, ConvNet, Module
+from fedstill.models import MLP, MODELS, Conv4, ConvNet, Module
 from fedstill.models.plain import as_module
 from fedstill.runs import export
 from fedstill.runs.run import read
@@ -144,6 +149,68 @@ def test_a_run_gives_its_model_as_a_module_of_the_users_own_class(tmp_path: Path
     assert fedstill("run", recipe, "method.name=moon", "--out", tmp_path / "moon").code == 0
     with pytest.raises(RunFolderError, match="its own variant of Net"):
         read(tmp_path / "moon").model().module()
+
+
+def objects(net: Any, method: Any = None, rounds: int = 1) -> Experiment:
+    """An experiment made in Python: images of 8x8 pixels in three classes, two clients."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (24, 1, 8, 8)).astype(np.uint8)
+    data = split(images, np.arange(24) % 3, partition=Iid(2))
+    method = method or FedAvg(lr=0.1, batch_size=8)
+    return Experiment(method, Population(data, net), rounds=rounds)
+
+
+def test_a_run_begun_from_python_is_exported_with_code_too(tmp_path: Path) -> None:
+    planned = objects(partial(MLP, hidden=(6,)))
+    run = begin(planned, execution=Execution(device="cpu"), folder=tmp_path / "run", pictures=False)
+    said = fedstill("export", tmp_path / "run", "--out", tmp_path / "model.safetensors")
+    assert said.code == 0, said.err
+    weights = tmp_path / "model.safetensors"
+    expected = rounded(run.model()(X))
+    assert alone(tmp_path, "model", "network", weights) == expected
+    told = json.loads((tmp_path / "model.json").read_text())
+    assert (told["node"], told["round"], told["method"]) == ("server", 1, "FedAvg")
+    assert told["network"]["hidden"] == [6] and len(told["normalisation"]["mean"]) == 1
+    assert "note" not in told and set(told["metrics"]["accuracy"]) == {"client-00", "client-01"}
+    run.export(tmp_path / "again")
+    for end in ("safetensors", "json", "py"):
+        assert (tmp_path / f"again.{end}").read_bytes() == (tmp_path / f"model.{end}").read_bytes()
+
+
+def test_of_a_module_begun_from_python_the_folder_has_the_weights_and_the_run_all(
+    tmp_path: Path,
+) -> None:
+    planned, here = objects(BatchNet), Execution(device="cpu")
+    begin(planned, execution=here, folder=tmp_path / "run", pictures=False)
+    found = export.of_folder(tmp_path / "run")
+    assert found.network is None and found.code is None
+    assert "strict=False" in found.description["note"]
+    assert found.description["network"]["name"] == "models.own_nets:BatchNet"
+    net = BatchNet()
+    missing, besides = net.load_state_dict(found.weights, strict=False)
+    assert not besides and all(name.endswith("num_batches_tracked") for name in missing)
+    in_memory = begin(planned, execution=here)
+    written = in_memory.export(tmp_path / "whole")
+    assert [path.name for path in written] == ["whole.safetensors", "whole.json"]
+    net.load_state_dict(load_file(tmp_path / "whole.safetensors"))
+    assert torch.equal(net.eval()(X), in_memory.model()(X))
+
+
+def test_what_a_fine_tuner_taught_is_exported_and_other_networks_come_without_code(
+    tmp_path: Path,
+) -> None:
+    tuned = DFRD(**{**DFRD.presets["small"], "feedback": False})
+    run = begin(objects(MLP, tuned), execution=Execution(device="cpu"), folder=tmp_path / "run",
+                pictures=False)  # fmt: skip
+    shown = run.model().state.weights  # type: ignore[union-attr]
+    taught = export.of_folder(tmp_path / "run").weights
+    assert not torch.equal(taught["head.weight"], shown["head.weight"])
+    x = torch.randn(2, 1, 8, 8, generator=generator(1))
+    assert torch.equal(MLP((1, 8, 8), 3)(taught, x), run.model()(x))
+    described = export.of_states(
+        objects(Conv4), {"server": Scored(Conv4((1, 8, 8), 3).init(0))}
+    ).description
+    assert "plain code for ConvNet and MLP only" in described["note"]
 
 
 def networks() -> list[Any]:

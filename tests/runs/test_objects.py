@@ -56,7 +56,7 @@ def values(run: Any) -> list[Any]:
 def test_a_run_in_memory_can_be_asked_for_everything() -> None:
     seen: list[int] = []
     run = fedstill.run(experiment(), execution=HERE, watch=lambda p: seen.append(p.round))
-    assert seen == [0, 1, 2, 3] and run.folder is None and run.pictures == []
+    assert seen == [0, 1, 2, 3] and run.folder is None
     curve = run.accuracy_by_round()
     assert list(curve) == [1, 2, 3] and run.summary["average_accuracy"] == curve[3] > 1 / 3
     assert run.summary["method"] == "fedavg" and run.summary["data"] == "arrays"
@@ -215,6 +215,22 @@ def test_runs_are_compared_and_drawn_together(tmp_path: Path) -> None:
     assert len(runs[0].plot().axes) == 1
     with pytest.raises(RunFolderError, match="by: unknown axis 'time'"):
         fedstill.plot(runs, by="time")  # type: ignore[arg-type]
+
+
+def test_a_run_in_memory_gives_the_pictures_that_a_folder_would_hold(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (24, 1, 8, 8)).astype(np.uint8), np.arange(24) % 3
+    data = fedstill.split(images, labels, partition=fedstill.Iid(2))
+    method = fedstill.FedDM(**fedstill.FedDM.presets["small"])
+    planned = Experiment(method, Population(data, fedstill.MLP), rounds=1)
+    run = fedstill.run(planned, execution=HERE)
+    kept = fedstill.run(planned, execution=HERE, folder=tmp_path / "run")
+    names = [path.name for path in kept.pictures]
+    assert {"accuracy-by-round.png", "partition.png", "synthetic-client-00.png"} <= set(names)
+    assert len(run.pictures) == len(names)
+    assert all(figure._repr_png_().startswith(b"\x89PNG") for figure in run.pictures)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_what_does_not_fit_is_refused_when_the_experiment_is_made() -> None:

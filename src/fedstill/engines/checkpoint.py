@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedstill.core.errors import BadValue, RunFolderError, WireError
 from fedstill.core.files import sync_folder, write_through
@@ -156,6 +157,17 @@ def read(
     return Saved(index["round"], states, index["extra"], path)
 
 
+def listed(path: Path) -> tuple[int, list[NodeId]]:
+    """The round of a checkpoint, and who remembers something in it."""
+    index = _index(path)
+    return index["round"], [name for name, line in index["nodes"].items() if line["state"]]
+
+
+def tensors(path: Path, node: NodeId) -> dict[str, Tensor]:
+    """What a node remembers, by dotted names, where nobody knows what kind of memory it is."""
+    return codec.tensors(_intact(path, _index(path)["nodes"][node]))
+
+
 def read_latest(
     folder: Path,
     kinds: Kinds,
@@ -228,6 +240,18 @@ def _read_state(
             f"{path}: node {node!r} remembers {line['state']}, this method expects {expected}; "
             "resume with the method that wrote it, or start the run again in a new folder"
         )
+    data = _intact(path, line)
+    try:
+        return codec.decode(data, kind, limits=codec.OWN, device=device, held=held)
+    except WireError as error:
+        raise RunFolderError(
+            f"{path / line['file']} is intact, but was written by other code: {error}; resume with "
+            "the version that wrote it, or start the run again in a new folder"
+        ) from error
+
+
+def _intact(path: Path, line: Listed) -> bytes:
+    """A file of a checkpoint, if it is what was written."""
     file = path / Path(line["file"]).name
     try:
         data = file.read_bytes()
@@ -237,13 +261,7 @@ def _read_state(
         raise RunFolderError(f"cannot read {file}: {_reason(error)}") from error
     if hashlib.sha256(data).hexdigest() != line["sha256"]:
         raise DamagedCheckpoint(f"{path} is damaged: {file.name} is not what was written")
-    try:
-        return codec.decode(data, kind, limits=codec.OWN, device=device, held=held)
-    except WireError as error:
-        raise RunFolderError(
-            f"{file} is intact, but was written by other code: {error}; resume with the version "
-            "that wrote it, or start the run again in a new folder"
-        ) from error
+    return data
 
 
 def _index(path: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":", "-.")
 FORMATS = ("png", "pdf", "svg", "eps", "jpg", "tif", "webp")  # by the suffix of a file
 _LABEL = 0.125  # inches that one line of the smallest label takes
+_KEPT: ContextVar[list[Figure] | None] = ContextVar("kept", default=None)
 
 
 def figure(width: float, height: float) -> Figure:
@@ -65,10 +68,25 @@ def check_format(path: Path | str) -> None:
         )
 
 
+@contextmanager
+def kept() -> Iterator[list[Figure]]:
+    """Pictures that are saved meanwhile are kept here as figures, and nothing is written."""
+    figures: list[Figure] = []
+    before = _KEPT.set(figures)
+    try:
+        yield figures
+    finally:
+        _KEPT.reset(before)
+
+
 def save(figure: Figure, path: Path | str) -> Path:
     """Write a picture in the format of its suffix, and say where it is."""
     path = Path(path)
     check_format(path)
+    figures = _KEPT.get()
+    if figures is not None:
+        figures.append(figure)
+        return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI, facecolor="white")

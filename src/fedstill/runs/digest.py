@@ -71,6 +71,7 @@ def of_experiment(experiment: Experiment, label: str | None = None) -> Descripti
             for key in ("rounds", "seed", "evaluate_every", "scores", "metrics")
         },
         "content": contents(population),
+        "normalisation": normalisation(population),
     }
     text = json.dumps(tables, indent=2, ensure_ascii=False) + "\n"
     return Description(
@@ -137,6 +138,22 @@ def contents(population: Population) -> dict[str, str]:
     return found
 
 
+def normalisation(population: Population, node: NodeId = SERVER) -> dict[str, Any]:
+    """How inputs are made for a party's model: (x - mean) / std, bytes divided by 255 before.
+
+    For the server's where clients differ, client by client.
+    """
+    data = population.data
+    if data is None:
+        return {}
+    sites = [site for site in data.sites if node in (SERVER, site.name)]
+    each = {site.name: {"mean": _floats(site.mean), "std": _floats(site.std)} for site in sites}
+    values = list(each.values())
+    if values and all(value == values[0] for value in values):
+        return values[0]
+    return {"by_client": each}
+
+
 def content_digest(collection: Collection) -> str:
     """What the data are, however they are split."""
     seen = {id(e): e for site in collection.sites for e in (site.pool, site.test)}
@@ -190,6 +207,10 @@ def _networks(population: Population) -> dict[str, Any]:
     server = population.party(SERVER).model
     others = {c: plain(m.describe()) for c, m in population.models.items() if m != server}
     return {"server": plain(server.describe()), **({"clients": others} if others else {})}
+
+
+def _floats(values: Any) -> list[float] | None:
+    return None if values is None else [float(value) for value in values]
 
 
 def _name(thing: Any) -> str:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from fedstill.core.errors import RunFolderError, unknown
+from fedstill.core.errors import BadValue, RunFolderError, unknown
 from fedstill.core.files import write_whole
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
@@ -29,10 +29,11 @@ from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.experiment import Experiment
 from fedstill.logbook import read_run
-from fedstill.models import Module, standalone
+from fedstill.logbook.events import Number
+from fedstill.models import MODELS, Module, standalone
 from fedstill.models.plain import fits, standalone_options
 from fedstill.recipe.build import experiment_of
-from fedstill.runs.digest import plain
+from fedstill.runs.digest import normalisation, plain
 from fedstill.runs.recipes import recipe_of
 
 SUFFIX = ".safetensors"
@@ -47,40 +48,85 @@ def network() -> nn.Module:
 '''
 
 
+VARIANT = "the method trains its own variant of this network"
+WEIGHTS_ALONE = (
+    "the run was begun from Python with a module of your own: these are its trained weights and "
+    "statistics by the names of its state dict; counters of batch norm and frozen weights are not "
+    "among them, so load with strict=False, or export in Python: run.export(...)"
+)
+NO_CODE = (
+    "weights and description; there is plain code for ConvNet and MLP only, so build the network "
+    "with fedstill, or write a module with these names"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Export:
     """A model to be written: whose, its weights by name, and what there is to say of it."""
 
     node: NodeId
     weights: Weights
-    network: Model
+    network: Model | None  # None where nothing but its description is known
     description: Mapping[str, Any]
     code: str | None = None  # of the network in plain PyTorch, where there is some
+
+    def with_scores(self, rows: Iterable[Number]) -> Export:
+        """With what the run measured of the model in that round, where it was scored."""
+        scores: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if (row.step, row.node, row.round) == (
+                "evaluate", self.node, self.description["round"],
+            ):  # fmt: skip
+                scores.setdefault(row.name, {})[row.target] = row.value
+        if not scores:
+            return self
+        return replace(self, description={**self.description, "metrics": scores})
 
 
 def of_folder(folder: Path, node: NodeId | None = None, round: int | None = None) -> Export:
     """The model of a run folder: the server's, a client's by name, of any round that was kept."""
+    path = _checkpoint(folder, round)
+    rows = read_run(folder).metrics
+    if not (folder / "recipe.toml").exists() and (folder / "experiment.json").exists():
+        return of_objects(folder, path, node).with_scores(rows)
     experiment = experiment_of(recipe_of(folder))
     engine = InProcess(experiment, Execution(device="cpu", engine="in_process"))
-    checkpoints = folder / "checkpoints"
+    held = experiment.method.holds
     if round is None:
-        saved = engine.load(checkpoints, digest=None)
-        if saved is None:
-            raise RunFolderError(f"{folder} holds no checkpoint, so there is no model in it")
+        saved = checkpoint.read_latest(path.parent, engine.kind_of, digest=None, held=held)
+        assert saved is not None  # `path` is one
     else:
-        kept = sorted(int(path.name[6:]) for path in checkpoints.glob("round-?????"))
-        if round not in kept:
-            there = ", ".join(map(str, kept)) or "none"
-            raise RunFolderError(
-                f"round {round} was not kept in {folder}; kept: {there}; more are kept with "
-                "run.keep_checkpoints"
-            )
-        saved = checkpoint.read(
-            checkpoints / f"round-{round:05d}", engine.kind_of, digest=None,
-            held=experiment.method.holds,
-        )  # fmt: skip
-    described = of_states(experiment, saved.states, node, round=saved.round)
-    return _with_scores(described, folder, saved.round)
+        saved = checkpoint.read(path, engine.kind_of, digest=None, held=held)
+    return of_states(experiment, saved.states, node, round=saved.round).with_scores(rows)
+
+
+def of_objects(folder: Path, path: Path, node: NodeId | None = None) -> Export:
+    """The model in a checkpoint of a run that was begun from Python: as far as its folder says.
+
+    Networks of fedstill are built again by their description. Of others there are the weights.
+    """
+    tables = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    round, who = checkpoint.listed(path)
+    chosen = _chosen(node, who, who)
+    weights = _weights_in(checkpoint.tensors(path, chosen))
+    if not weights:
+        raise RunFolderError(f"{chosen} remembers no model after this run")
+    models = tables["models"]
+    described = models.get("clients", {}).get(chosen, models["server"])
+    model = _rebuilt(described)
+    code = _code(model) if model is not None and fits(model, weights) else None
+    apart = tables.get("normalisation", {})
+    description = {
+        "node": chosen,
+        "round": round,
+        "method": tables["method"]["class"].rpartition(".")[2],
+        "network": described,
+        "shape": described["shape"],
+        "classes": described["classes"],
+        "normalisation": apart.get("by_client", {}).get(chosen, apart),
+        **_noted(WEIGHTS_ALONE if model is None else _note(model, weights)),
+    }
+    return Export(chosen, weights, model, description, code)
 
 
 def of_states(
@@ -94,7 +140,7 @@ def of_states(
     holders = [name for name, state in states.items() if _weights(state) is not None]
     if not holders:
         raise RunFolderError("nobody remembers one set of weights after this run")
-    chosen = _chosen(node, experiment, holders)
+    chosen = _chosen(node, (SERVER, *experiment.population.clients), holders)
     weights = _weights(states[chosen])
     assert weights is not None
     model = experiment.population.party(chosen).model
@@ -107,8 +153,8 @@ def of_states(
         "network": plain(model.describe()),
         "shape": list(model.shape),
         "classes": model.classes,
-        "normalisation": _normalisation(experiment, chosen),
-        **({} if own else {"note": "the method trains its own variant of this network"}),
+        "normalisation": normalisation(experiment.population, chosen),
+        **_noted(_note(model, weights)),
     }
     return Export(chosen, saved, model, description, _code(model) if own else None)
 
@@ -126,13 +172,66 @@ def write(export: Export, out: Path) -> list[Path]:
     return list(files)
 
 
-def _chosen(node: NodeId | None, experiment: Experiment, holders: list[NodeId]) -> NodeId:
+def _checkpoint(folder: Path, round: int | None) -> Path:
+    """The newest checkpoint of a run, or that of a round."""
+    checkpoints = folder / "checkpoints"
+    if round is None:
+        found = checkpoint.latest(checkpoints)
+        if found is None:
+            raise RunFolderError(f"{folder} holds no checkpoint, so there is no model in it")
+        return found
+    kept = sorted(int(path.name[6:]) for path in checkpoints.glob("round-?????"))
+    if round not in kept:
+        there = ", ".join(map(str, kept)) or "none"
+        raise RunFolderError(
+            f"round {round} was not kept in {folder}; kept: {there}; more are kept with "
+            "run.keep_checkpoints"
+        )
+    return checkpoints / f"round-{round:05d}"
+
+
+def _rebuilt(described: Mapping[str, Any]) -> Model | None:
+    """A network of fedstill by its description; None where it is another, or of another version."""
+    kind = MODELS.get(described["name"])
+    if kind is None:
+        return None
+    options: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in described.items()
+        if key != "name"
+    }
+    try:
+        return kind(**options)
+    except (BadValue, TypeError):
+        return None
+
+
+def _weights_in(tensors: Weights) -> Weights:
+    """Of what a node remembers the model: what was taught, its own, or that of a base method."""
+    for prefix in ("shown.", "weights.", "base.weights."):
+        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        if found:
+            return found
+    return {}
+
+
+def _note(model: Model, weights: Weights) -> str | None:
+    """What must be known of weights before they are loaded, or None."""
+    if not fits(model, weights):
+        return VARIANT
+    return None if isinstance(model, Module) or standalone_options(model) is not None else NO_CODE
+
+
+def _noted(note: str | None) -> dict[str, str]:
+    return {} if note is None else {"note": note}
+
+
+def _chosen(node: NodeId | None, known: Sequence[NodeId], holders: Sequence[NodeId]) -> NodeId:
     if node is None and SERVER in holders:
         return SERVER
     some = ", ".join(holders[:5]) + (", …" if len(holders) > 5 else "")
     if node is None:
         raise RunFolderError(f"clients keep models of their own here; name one with --node: {some}")
-    known = (SERVER, *experiment.population.clients)
     if node not in known:
         raise RunFolderError(unknown("party", node, known))
     if node not in holders:
@@ -152,23 +251,6 @@ def _apart(weights: Weights) -> Weights:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
 
 
-def _normalisation(experiment: Experiment, node: NodeId) -> dict[str, Any]:
-    """How inputs are made for the model: (x - mean) / std, bytes divided by 255 before."""
-    data = experiment.population.data
-    if data is None:
-        return {}
-    sites = [site for site in data.sites if node in (SERVER, site.name)]
-    each = {site.name: {"mean": _list(site.mean), "std": _list(site.std)} for site in sites}
-    values = list(each.values())
-    if values and all(value == values[0] for value in values):
-        return values[0]
-    return {"by_client": each}
-
-
-def _list(values: Any) -> Any:
-    return None if values is None else [float(value) for value in values]
-
-
 def _code(model: Model) -> str | None:
     """A file in plain PyTorch that builds the network, or None."""
     options = standalone_options(model)
@@ -177,16 +259,3 @@ def _code(model: Model) -> str | None:
     text = inspect.getsource(standalone).partition("from __future__")
     values = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return CODE.format(body="".join(text[1:]).rstrip(), built=f"{type(model).__name__}({values})")
-
-
-def _with_scores(export: Export, folder: Path, round: int) -> Export:
-    """What the run measured of the model in that round, where it was scored."""
-    rows = [
-        row for row in read_run(folder).metrics
-        if row.step == "evaluate" and row.node == export.node and row.round == round
-    ]  # fmt: skip
-    scores: dict[str, dict[str, float]] = {}
-    for row in rows:
-        scores.setdefault(row.name, {})[row.target] = row.value
-    described = {**export.description, **({"metrics": scores} if scores else {})}
-    return Export(export.node, export.weights, export.network, described, export.code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from fedstill.engines.engine import Engine
 from fedstill.logbook.reader import Run
 from fedstill.runs.digest import named_networks
 from fedstill.runs.folder import safe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_GALLERIES = 10  # clients whose synthetic images are drawn
 IMAGINED = 10  # images of each class that a server's generator makes
@@ -98,6 +102,18 @@ def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
             mean, std = (site.mean, site.std) if pixels else (None, None)
             drawn.append(grids.image_grid(shown, classes, path, mean=mean, std=std))
     return [*drawn, *draw_server(engine, target / "synthetic-server.png")]
+
+
+def figures(engine: Engine, rows: Run, gallery: Gallery) -> list[Figure]:
+    """All pictures of a finished run as figures; nothing is written."""
+    if drawable(engine) is None:
+        return []
+    from fedstill.report import canvas
+
+    with canvas.kept() as found:
+        draw(engine, rows, Path())
+        draw_sets(engine, Path(), gallery)
+    return found
 
 
 def draw_on_the_way(engine: Engine, target: Path, round: int) -> list[Path]:

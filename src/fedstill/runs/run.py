@@ -26,7 +26,9 @@ from fedstill.logbook.environment import environment
 from fedstill.logbook.events import Traffic
 from fedstill.models.plain import as_module, fits
 from fedstill.recipe.build import experiment_of
+from fedstill.runs import export as exports
 from fedstill.runs.digest import of_experiment
+from fedstill.runs.pictures import Gallery, figures, pictures_of
 from fedstill.runs.recipes import recipe_of
 from fedstill.runs.session import Keeping, run_experiment
 
@@ -81,6 +83,7 @@ class Run(reader.Run):
 
     experiment: Experiment | None = None
     engine: Engine | None = None  # that played, where what it remembers is not in the folder
+    gallery: Gallery | None = None  # images that were sent in the last round, likewise
 
     @property
     def traffic(self) -> Sequence[Traffic]:
@@ -88,9 +91,13 @@ class Run(reader.Run):
         return self.messages
 
     @property
-    def pictures(self) -> list[Path]:
-        """The pictures that were drawn into the folder."""
-        return [] if self.folder is None else sorted(self.folder.rglob("*.png"))
+    def pictures(self) -> Sequence[Path] | Sequence[Figure]:
+        """The pictures that were drawn into the folder; of a run in memory, the figures."""
+        if self.folder is not None:
+            return pictures_of(self.folder)
+        if self.engine is None or self.gallery is None:
+            return []
+        return figures(self.engine, self, self.gallery)
 
     def plot(self, path: Path | str | None = None, *, by: Against = "round") -> Figure | Path:
         """Accuracy by round, or by bytes sent: a figure, or where it was written to."""
@@ -118,6 +125,19 @@ class Run(reader.Run):
             return experiment.method.predict(party, x.to(party.device))
 
         return Trained(party.model, getattr(state, "weights", None), state, predict)
+
+    def export(self, out: Path | str, node: NodeId | None = None) -> list[Path]:
+        """Write the server's model, or a client's by name, for plain PyTorch: the files written.
+
+        Weights as safetensors, a description beside them and, where there is some, code.
+        """
+        if self.folder is not None and self.experiment is None:
+            return exports.write(exports.of_folder(self.folder, node), Path(out))
+        experiment = self._experiment()
+        engine = self._engine(experiment)
+        states = {name: engine.memory(name) for name in (SERVER, *experiment.population.clients)}
+        found = exports.of_states(experiment, states, node)
+        return exports.write(found.with_scores(self.metrics), Path(out))
 
     def _experiment(self) -> Experiment:
         if self.experiment is not None:
@@ -199,6 +219,7 @@ def run(
     return Run(
         rows.metrics, rows.messages, rows.notes, None, session.summary(rows),
         json.loads(session.about.text), environment(), experiment, session.engine,
+        session.gallery,
     )  # fmt: skip
 
 

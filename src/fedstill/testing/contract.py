@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,7 +61,7 @@ class Broken(FedstillError):
 
 @dataclass(frozen=True)
 class Case:
-    """A method in the federation that it is checked in.
+    """A method in the federation that it is checked in, in which runs can be compared.
 
     `plain` is the same federation with networks without norm layers: a bias before a norm has no
     gradient but rounding errors, which Adam blows up to whole steps without any effect.
@@ -82,12 +83,22 @@ class Case:
             self.method, self.world if world is None else world, rounds, engine, **options
         )
 
+    @cached_property
+    def straight(self) -> tuple[InProcess, MemoryLog]:
+        """Four rounds as they are, which several checks compare others with; played once."""
+        return self.played()
+
     def heard(self, rounds: int = 2) -> Heard:
         """The engine after some rounds, with every message that was said."""
         engine, log = self.played(rounds, Heard)
         assert isinstance(engine, Heard)
         engine.log = log
         return engine
+
+    @cached_property
+    def overheard(self) -> Heard:
+        """The same after two rounds, played once."""
+        return self.heard()
 
 
 @dataclass(frozen=True)
@@ -140,9 +151,7 @@ def check(
         if raising:
             raise Broken(title, "plan", _told(error)) from error
         return Report(title, {"plan": _told(error)})
-    case = Case(made, worlds.pictures(), worlds.pictures(norm="none"))
-    if world is not None:
-        case = Case(made, world, world)
+    case = case_of(made, world)
     problems: dict[str, str | None] = {}
     for name in asked:
         try:
@@ -153,6 +162,13 @@ def check(
             if raising:
                 raise Broken(title, name, _told(error)) from error
     return Report(title, problems)
+
+
+def case_of(method: Method, world: World | None = None) -> Case:
+    """A method in a federation of its own, or in the one that is given."""
+    if world is not None:
+        return Case(method, world, world)
+    return Case(method, worlds.pictures(), worlds.pictures(norm="none"))
 
 
 def small(kind: type[Method]) -> Method:
@@ -185,7 +201,7 @@ def engines_agree(case: Case) -> None:
     plain, _ = case.played(world=case.plain)
     stacked, _ = case.played(world=case.plain, engine=Batched)
     expect_same(memories(plain), memories(stacked), "in_process", "batched", 1e-4)
-    _, log = case.played()
+    _, log = case.straight
     _, stacked_log = case.played(engine=Batched)
     losses, others = scores(log, "loss"), scores(stacked_log, "loss")
     if losses.keys() != others.keys():
@@ -211,13 +227,13 @@ def compiled(case: Case) -> None:
 
 def resume(case: Case) -> None:
     """Saved at round two and continued is a straight run, bit for bit."""
-    expect_resumed(case, ROUNDS)
+    expect_resumed(case, case.straight[0])
 
 
-def expect_resumed(case: Case, rounds: int, channels: Sequence[Channel] = ()) -> None:
+def expect_resumed(case: Case, straight: InProcess, channels: Sequence[Channel] = ()) -> None:
     """A run saved half-way and continued is a straight one."""
-    method, half = case.method, rounds // 2
-    straight, _ = case.played(rounds, channels=channels)
+    method, rounds = case.method, straight.experiment.rounds
+    half = rounds // 2
     with TemporaryDirectory() as folder:
         first: InProcess = worlds.engine_for(method, case.world, rounds=half, channels=channels)
 
@@ -255,7 +271,8 @@ def channels(case: Case) -> None:
         before, after = (sum(row.bytes for row in one.messages) for one in (heard.log, log))
         if after > before or (codable and after == before):
             raise Differs(f"{before} bytes travel, and with {channel} {after}")
-    expect_resumed(case, 2, [TOP_K, EIGHT_BIT])
+    both = [TOP_K, EIGHT_BIT]
+    expect_resumed(case, case.played(2, channels=both)[0], both)
     one, other = (
         case.played(1, engine, case.plain, channels=[Half()])[0] for engine in (InProcess, Batched)
     )
@@ -264,7 +281,7 @@ def channels(case: Case) -> None:
 
 def order(case: Case) -> None:
     """Playing nodes in another order changes nothing."""
-    one, log = case.played()
+    one, log = case.straight
     other, other_log = case.played(engine=Backwards)
     expect_same(memories(one), memories(other), "the first client first", "the last client first")
     if scores(log) != scores(other_log):
@@ -305,7 +322,7 @@ def empty_client(case: Case) -> None:
 
 def wire(case: Case) -> None:
     """Every message and memory survives the codec; floats counted are those of the fields."""
-    engine = case.heard()
+    engine = case.overheard
     for message in [each for _, _, _, each in engine.said]:
         expect_same_after_the_wire(message, case.method)
         for field in fields(message):
@@ -368,7 +385,7 @@ def privacy(case: Case) -> None:
     stored = [pool.stored.flatten(1).float() for data in parties for pool, _ in data.parts]
     shown = [
         f"{name}, sent by {sender} in {step}"
-        for _, step, sender, message in case.heard().said
+        for _, step, sender, message in case.overheard.said
         for name, tensor in message.tensors().items()
         if any(holds_row(tensor, rows) for rows in (*private, *stored))
     ]

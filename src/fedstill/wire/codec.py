@@ -5,10 +5,10 @@ and everything else (numbers, texts, and how dicts, tuples and records are neste
 one key of the file's metadata. One key, because the order of several is not fixed, and equal
 records shall be equal bytes.
 
-The safetensors library reads the tensors and checks where they lie. It hands out no metadata of
-bytes in memory, and lets pass what is refused here first: names that stand twice, too many
-tensors or axes, sizes that nothing can have, and fields that do not fit the record's hints. Files
-are written here, in less time than by the library; `tests/wire` has the library read them.
+Files are written and read here, in less time than by the safetensors library, which reads `bytes`
+alone, hands out no metadata of bytes in memory, and lets pass what is refused here: names that
+stand twice, too many tensors or axes, sizes that nothing can have, and fields that do not fit the
+record's hints. `tests/wire` has the library read what is written, and judge what is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
-import safetensors
 import torch
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedstill.core import trees
@@ -62,7 +62,7 @@ class Limits:
 
 STRANGERS = Limits()  # what may come from another machine
 OWN = Limits(bytes=1 << 42, tensors=1_000_000, header=100_000_000)  # what this machine has written
-# A header of more bytes is refused by the library.
+# A header of more bytes is refused by the safetensors library.
 
 
 class Entry(NamedTuple):
@@ -70,6 +70,8 @@ class Entry(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    begin: int  # in bytes, from the end of the header
+    end: int
 
 
 def encode(record: Record) -> bytes:
@@ -116,13 +118,22 @@ def decode(
     All of it is checked before memory is taken for the first tensor. A field hinted `Message` or
     `State` must be one of the kinds `held`, which the method says (`Method.holds`).
     """
-    plain, entries = _opened(memoryview(data).cast("B"), kind.__name__, limits)
+    view = memoryview(data).cast("B")
+    plain, entries, payload = _opened(view, kind.__name__, limits)
     reader = _Reader(kind.__name__, entries, held)
     skeleton: R = reader.value(kind, plain, "", 0)
     reader.finish(_hints(kind))
-    tensors = _tensors(data, kind.__name__, entries)
-    ordered = [tensors[name].to(device) for name, _ in trees.named_tensors(skeleton)]
+    _check_layout(kind.__name__, entries, len(payload))
+    ordered = [
+        _tensor(kind.__name__, name, entries[name], payload).to(device)
+        for name, _ in trees.named_tensors(skeleton)
+    ]
     return trees.with_tensors(skeleton, ordered)
+
+
+def tensors(data: bytes) -> Weights:
+    """Every tensor of a file by its dotted name, whatever record it holds."""
+    return dict(load_tensors(data))
 
 
 def describe(kind: type[Record], held: Sequence[type[Record]] = ()) -> dict[str, str]:
@@ -312,8 +323,10 @@ class _Reader:
             raise WireError(f"{self.root}: {kind.__name__} refuses its values: {error}") from error
 
 
-def _opened(view: memoryview, root: str, limits: Limits) -> tuple[Any, dict[str, Entry]]:
-    """The JSON of the fields and the table of tensors, checked but for where these lie."""
+def _opened(
+    view: memoryview, root: str, limits: Limits
+) -> tuple[Any, dict[str, Entry], memoryview]:
+    """The JSON of the fields, the table of tensors (checked but for where these lie), the rest."""
     if len(view) > limits.bytes:
         raise WireError(f"{root}: {len(view)} bytes came, the limit is {limits.bytes} in all")
     if len(view) < 8:
@@ -329,7 +342,8 @@ def _opened(view: memoryview, root: str, limits: Limits) -> tuple[Any, dict[str,
     plain = _plain(table.pop(_METADATA, None), root)
     if len(table) > limits.tensors:
         raise WireError(f"{root}: {len(table)} tensors came, the limit is {limits.tensors}")
-    return plain, {name: _entry(root, name, item, limits) for name, item in table.items()}
+    entries = {name: _entry(root, name, item, limits) for name, item in table.items()}
+    return plain, entries, view[8 + length :]
 
 
 def _plain(metadata: Any, root: str) -> Any:
@@ -394,7 +408,7 @@ def _parsed(text: bytes, root: str, part: str) -> Any:
 
 
 def _entry(root: str, name: str, item: Any, limits: Limits) -> Entry:
-    """One line of the header: a known dtype and a shape within the limits."""
+    """One line of the header: a known dtype, a shape within the limits, and two offsets."""
     if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
         _refuse(root, name, "dtype, shape and data_offsets", _shown(item))
     code, shape = item["dtype"], item["shape"]
@@ -405,24 +419,31 @@ def _entry(root: str, name: str, item: Any, limits: Limits) -> Entry:
     # An axis of no length must not hide others that no tensor can have.
     if math.prod(max(size, 1) for size in shape) > limits.bytes:
         _refuse(root, name, f"a shape within {limits.bytes} bytes", _shown(shape))
-    return Entry(DTYPES[code], tuple(shape))
+    offsets = item["data_offsets"]
+    if not _sizes(offsets) or len(offsets) != 2:
+        _refuse(root, name, "two data_offsets", _shown(offsets))
+    return Entry(DTYPES[code], tuple(shape), *offsets)
 
 
-def _tensors(
-    data: bytes | bytearray | memoryview, root: str, entries: dict[str, Entry]
-) -> dict[str, Tensor]:
-    """The tensors by name, each in memory of its own."""
-    try:
-        whole = data if isinstance(data, bytes) else bytes(data)
-        lying = safetensors.deserialize(whole)  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise WireError(f"{root}: expected a whole safetensors file: {error}") from None
-    return {name: _tensor(root, name, entries[name], item["data"]) for name, item in lying}
+def _check_layout(root: str, entries: dict[str, Entry], payload: int) -> None:
+    """The tensors lie one behind the other, each as long as it says, and fill the payload."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:
+            _refuse(root, name, f"a tensor at offset {end}", f"one at {entry.begin}")
+        end = entry.end
+        size = math.prod(entry.shape) * entry.dtype.itemsize
+        if end - entry.begin != size:
+            _refuse(root, name, f"{size} bytes", f"offsets {entry.begin} to {end}")
+    if end != payload:
+        raise WireError(f"{root}: expected {end} bytes behind the header, came {payload}")
 
 
-def _tensor(root: str, name: str, entry: Entry, raw: bytearray) -> Tensor:
-    if not raw:
+def _tensor(root: str, name: str, entry: Entry, payload: memoryview) -> Tensor:
+    """A tensor in memory of its own."""
+    if entry.begin == entry.end:
         return torch.empty(entry.shape, dtype=entry.dtype)
+    raw = bytearray(payload[entry.begin : entry.end])
     if entry.dtype is torch.bool and torch.frombuffer(raw, dtype=torch.uint8).max() > 1:
         _refuse(root, name, "bytes 0 and 1 for BOOL", "another byte")
     return torch.frombuffer(raw, dtype=entry.dtype).reshape(entry.shape)
