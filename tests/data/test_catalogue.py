@@ -92,6 +92,18 @@ def test_what_clients_share_is_held_out_in_the_order_of_the_set_not_client_by_cl
     assert np.array_equal(aside.inputs, pool.inputs[rest])
 
 
+def test_one_mean_and_std_stand_for_all_channels_and_all_clients():
+    plain = load("digits5", normalise=((0.0,), (1.0,)))
+    assert {(site.mean, site.std) for site in plain.sites} == {((0.0,) * 3, (1.0,) * 3)}
+    grey = load("digits5", normalise=((0.1, 0.2, 0.3), (0.5,)), hold_out=0.2)
+    assert {(site.mean, site.std) for site in grey.sites} == {((0.1, 0.2, 0.3), (0.5,) * 3)}
+
+
+def test_a_mean_for_two_of_three_channels_is_refused():
+    with pytest.raises(DataError, match="one value for each of 3 channels, but have 2 and 3"):
+        load("digits5", normalise=((0.1, 0.2), (1.0,)))
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_or_nothing_cannot_be_held_out(share):
     with pytest.raises(DataError, match="between 0 and 1"):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.core.errors import RecipeError
+from fedstill.core.errors import DataError, RecipeError
 from fedstill.data import Dirichlet, FromFile
 from fedstill.methods.virtual import Virtual
 from fedstill.recipe import checked, read_recipe
+from fedstill.recipe.build import load_data
 from fedstill.recipe.tables import PublicTable
 from fedstill.recipe.toml import toml_text
 from fedstill.runs.digest import decisive
@@ -97,3 +98,21 @@ def test_a_recipe_may_name_a_file_of_the_partition():
     data = {"name": "mnist", "partition": {"kind": "file", "path": "split.json"}}
     (recipe,) = checked({**TABLES, "data": data})
     assert recipe.data.partition == FromFile("split.json")
+
+
+def test_a_recipe_normalises_by_numbers_of_its_own():
+    data = {"name": "digits5", "mean": [0], "std": [0.5]}
+    (recipe,) = checked({**TABLES, "data": data})
+    assert {(s.mean, s.std) for s in load_data(recipe).sites} == {((0.0,) * 3, (0.5,) * 3)}
+    assert recipe.as_tables()["data"] == data
+
+
+def test_a_mean_without_a_std_is_refused():
+    with pytest.raises(RecipeError, match=r"data.mean and data.std stand together"):
+        checked({**TABLES, "data": {"name": "digits5", "mean": [0.5]}})
+
+
+def test_a_std_of_zero_is_refused():
+    (recipe,) = checked({**TABLES, "data": {"name": "digits5", "mean": [0.5], "std": [0.0]}})
+    with pytest.raises(DataError, match=r"data: .* std above 0"):
+        load_data(recipe)

@@ -19,7 +19,7 @@ from fedstill.data.folders import Reading, own_data
 from fedstill.data.partitioned import divided
 from fedstill.data.partitions import Partition
 from fedstill.data.public import PREFIX, PUBLIC_SETS, PublicSet, public_set
-from fedstill.data.sites import Collection, LabelledSet, held_out, pooled
+from fedstill.data.sites import Collection, LabelledSet, Statistics, held_out, normalised_by, pooled
 
 Loader = Callable[..., LabelledSet | Collection]
 """Takes `data_dir`, `size` and `channels`, as far as it wants, and its options, all by keyword."""
@@ -168,13 +168,16 @@ def load(
     partition: Partition | Mapping[str, object] | None = None,
     seed: int = 0,
     hold_out: float | None = None,
+    normalise: tuple[Statistics, Statistics] | None = None,
     **options: Any,
 ) -> Collection:
     """Everybody's data, for any name in DATASETS.
 
     With a partition the set, or all clients' data together, is split by it. Without one a
     federation keeps its clients, and a single set becomes one client that holds everything. With
-    `hold_out` that share of the training examples takes the place of the test sets.
+    `hold_out` that share of the training examples takes the place of the test sets. `normalise` is
+    a mean and a std for everybody in place of those of the set: ((0.0,), (1.0,)) leaves pixels as
+    numbers in 0..1.
     """
     common = {"data_dir": data_dir, "size": size, "channels": channels}
     found = _called(name, entry_named(name), common, options)
@@ -182,6 +185,8 @@ def load(
         found = divided(found, partition, seed)
     elif partition is not None:
         found = divided(pooled(found), partition, seed)
+    if normalise is not None:
+        found = normalised_by(found, *normalise)
     return found if hold_out is None else held_out(found, hold_out, seed)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
-from fedstill.data.images import Inputs, statistics, stratified_split
+from fedstill.data.images import Inputs, matching_statistics, statistics, stratified_split
 
 Statistics = tuple[float, ...]  # one number for each channel, or for each feature
 
@@ -247,6 +247,14 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
     count = sum(map(len, tests.values()))
     note = f"scored on {count} training examples held out, not on the test set"
     return replace(collection, sites=sites, notes=(*collection.notes, note))
+
+
+def normalised_by(collection: Collection, mean: Statistics, std: Statistics) -> Collection:
+    """The same clients, all normalised by one mean and std; one number stands for all channels."""
+    channels = collection.shape[0]
+    mean, std = (matching_statistics(plain(each) or (), channels) for each in (mean, std))
+    sites = tuple(replace(site, mean=mean, std=std) for site in collection.sites)
+    return replace(collection, sites=sites)
 
 
 def merged(parts: Sequence[Examples]) -> Examples:

@@ -100,6 +100,7 @@ def load_data(recipe: Recipe) -> Collection:
             partition=data.partition,
             seed=data_seed(recipe),
             hold_out=data.hold_out,
+            normalise=None if data.mean is None or data.std is None else (data.mean, data.std),
             **data.options,
         )
     except DataError as error:

@@ -23,6 +23,8 @@ def read_data(table: Any, faults: list[str]) -> DataTable | None:
     data = read_table(DataTable, plain, "data", faults)
     if data is not None:
         _check_set("data", data.name, data.options, faults)
+        if (data.mean is None) != (data.std is None):
+            faults.append("data.mean and data.std stand together; give both, or neither of them")
     made: Table = {key: readers[key](value, faults) for key, value in written.items()}
     return None if data is None else replace(data, **made, written=written)
 

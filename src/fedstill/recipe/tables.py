@@ -62,6 +62,8 @@ class DataTable:
     data_dir: str | None = None
     size: Count | None = None
     channels: Count | None = None
+    mean: tuple[float, ...] | None = None  # of everybody's pixels as numbers in 0..1, with std
+    std: tuple[float, ...] | None = None  # one number, or one for each channel
     partition: Partition | None = None
     virtual: Virtual | None = None  # train on sets distilled from the data instead
     public: PublicTable | None = None  # what everybody holds besides
