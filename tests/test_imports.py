@@ -56,13 +56,19 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"core.errors", "core.records", "core.node", "logbook", "report"},
         {"numpy", "rich", "matplotlib"},
     ),
+    "sites": (
+        {
+            *("channels", "core", "engines", "federation", "metrics", "sites", "wire"),
+        },
+        {"torch", "zenoh", "cryptography"},  # of the last two, one file each
+    ),
     "recipe": (LOWER | {"recipe"}, {"torch"}),
     "runs": (
         LOWER | {"recipe", "runs"},
         {"torch", "numpy", "safetensors", "matplotlib"},  # of the last, types alone
     ),
     "audit": (LOWER | {"audit"}, {"torch", "numpy", "scipy"}),
-    "testing": (LOWER | {"recipe", "runs", "testing"}, {"torch", "numpy"}),
+    "testing": (LOWER | {"recipe", "runs", "sites", "testing"}, {"torch", "numpy"}),
     "commands": (
         LOWER | {"", "audit", "recipe", "runs", "commands"},
         {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},

@@ -46,6 +46,10 @@ class RankError(FedstillError):
     """Another rank of a job failed, or cannot be reached."""
 
 
+class SiteError(FedstillError):
+    """A site refuses, has failed, or cannot be reached."""
+
+
 class StepError(FedstillError):
     """A step failed on a node; says which method, step, node and round."""
 

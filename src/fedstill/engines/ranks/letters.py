@@ -14,6 +14,8 @@ from fedstill.core.method import Method, Step, steps_of
 from fedstill.core.node import Addressed
 from fedstill.core.records import Message, NodeId, Record, State
 from fedstill.engines.engine import Outcome
+from fedstill.engines.memories import Memories
+from fedstill.engines.outbox import channels_of
 from fedstill.engines.ranks.protocol import Left, Letter
 from fedstill.wire import codec
 
@@ -144,6 +146,24 @@ def outcome_of(left: Left, messages: Sequence[Message]) -> Outcome:
         found = {hearer: at_place(messages, place) for hearer, place in left.message.items()}
         message = Addressed(found) if left.addressed else found[""]
     return Outcome(message, left.numbers, left.spent, left.rejected, left.absent, lost=left.lost)
+
+
+def left_of(
+    node: NodeId, outcome: Outcome, places: dict[str, int] | None, states: Memories
+) -> Left:
+    """What a step left behind, as it is told to another process; its messages are letters."""
+    return Left(
+        places,
+        isinstance(outcome.message, Addressed),
+        dict(outcome.numbers),
+        tuple(map(str, outcome.spent)),
+        dict(outcome.rejected),
+        outcome.absent,
+        node in states.changed,
+        states.is_blank(node),
+        channels_of(node) in states.changed,
+        outcome.lost,
+    )
 
 
 def kinds_of(method: Method) -> list[type[Message]]:

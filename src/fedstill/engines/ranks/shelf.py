@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import torch
+
 from fedstill.core.errors import RankError
+from fedstill.core.files import write_whole
 from fedstill.core.records import NodeId, Record, State
 from fedstill.wire import codec
 
@@ -30,20 +33,35 @@ class Shelf:
         kind_of: Callable[[NodeId], type[State] | None],
         folder: Path | None = None,
         held: Sequence[type[Record]] = (),
+        device: torch.device | str = "cpu",
     ):
-        self.kind_of, self.folder, self.held = kind_of, folder, held
+        self.kind_of, self.folder, self.held, self.device = kind_of, folder, held, device
         self._marks: dict[NodeId, list[str]] = {}  # of each node, the newest last
         self._held: dict[str, State] = {}  # where there is no folder
 
-    def put(self, node: NodeId, state: State, times: int) -> str:
-        """Keep a memory and forget those before the last so many; returns its mark."""
-        mark = hashlib.sha256(codec.encode(state)).hexdigest()
+    def keep(self, state: State) -> str:
+        """Keep a memory until it is told otherwise; returns its mark."""
+        data = codec.encode(state)
+        mark = hashlib.sha256(data).hexdigest()
         if self.folder is None:
             self._held[mark] = state
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self._file(mark).exists():
-                codec.save(state, self._file(mark))
+                write_whole(self._file(mark), data, by_several=True)
+        return mark
+
+    def forget_others(self, wanted: Collection[str]) -> None:
+        """Forget all memories but those under these marks."""
+        known = {*self._held}
+        if self.folder is not None:
+            known |= {file.stem for file in self.folder.glob("*.safetensors")}
+        for mark in known - {*wanted}:
+            self._forget(mark)
+
+    def put(self, node: NodeId, state: State, times: int) -> str:
+        """Keep a memory and forget those before the last so many; returns its mark."""
+        mark = self.keep(state)
         marks = [other for other in self._marks.get(node, []) if other != mark] + [mark]
         self._marks[node] = marks[-times:]
         needed = {other for each in self._marks.values() for other in each}
@@ -66,7 +84,7 @@ class Shelf:
             return self._held.get(mark)
         if kind is None or not self._file(mark).exists():
             return None
-        return codec.load(self._file(mark), kind, held=self.held)
+        return codec.load(self._file(mark), kind, held=self.held, device=self.device)
 
     def _forget(self, mark: str) -> None:
         self._held.pop(mark, None)

@@ -8,15 +8,16 @@ from typing import Any, TypeVar, cast
 
 from fedstill.core.errors import RankError
 from fedstill.core.method import Place, memory_of
-from fedstill.core.node import SERVER, Addressed, Inbox
+from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import Direction, NodeId, Record, State
-from fedstill.engines.outbox import channels_of, kind_of
+from fedstill.engines.outbox import kind_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import (
     Letters,
     at_place,
     by_hearer,
     kinds_of,
+    left_of,
     packed,
     steps_by_name,
     unpacked,
@@ -27,7 +28,6 @@ from fedstill.engines.ranks.protocol import (
     Done,
     Drop,
     Keep,
-    Left,
     Memory,
     Over,
     Play,
@@ -89,7 +89,7 @@ class Site:
         self.steps, self.kinds = steps_by_name(method), kinds_of(method)
         self.memory, self.held = memory_of(method, Place.CLIENTS), method.holds
         self.scored = method.scored_kind
-        self.shelf = Shelf(engine.kind_of, folder, method.holds)
+        self.shelf = Shelf(engine.kind_of, folder, method.holds, engine.device)
         self._last = 0  # the number of the last act
         self._before: Mapping[NodeId, State | None] = {}  # and what was remembered before it
 
@@ -155,18 +155,7 @@ class Site:
         said = {n: by_hearer(o.message) for n, o in outcomes.items() if o.message is not None}
         places, enclosed = letters.enclosed(said)
         lefts = {
-            node: Left(
-                places.get(node),
-                isinstance(outcome.message, Addressed),
-                dict(outcome.numbers),
-                tuple(map(str, outcome.spent)),
-                dict(outcome.rejected),
-                outcome.absent,
-                node in engine.states.changed,
-                engine.states.is_blank(node),
-                channels_of(node) in engine.states.changed,
-                outcome.lost,
-            )
+            node: left_of(node, outcome, places.get(node), engine.states)
             for node, outcome in outcomes.items()
         }
         return Played(lefts, enclosed)

@@ -1,0 +1,315 @@
+"""The coordinator's engine: the server's steps are played here, the clients' at their sites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedstill.channels.coded import unwrapped
+from fedstill.core.errors import BadValue, SiteError, WireError
+from fedstill.core.method import Place, Step
+from fedstill.core.node import SERVER, Addressed, Inbox, Node
+from fedstill.core.ranges import Positive, Whole
+from fedstill.core.records import Direction, NodeId, Record, State
+from fedstill.engines import scoring
+from fedstill.engines.checkpoint import Saved
+from fedstill.engines.engine import Outcome
+from fedstill.engines.outbox import channels_of
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.letters import Letters, kinds_of, outcome_of, packed
+from fedstill.engines.ranks.protocol import AtSite
+from fedstill.engines.scoring import Scores
+from fedstill.metrics import chosen
+from fedstill.sites import words
+from fedstill.sites.exchange import Exchange, Silence
+from fedstill.sites.words import (
+    BLANK,
+    NEVER,
+    Act,
+    Acted,
+    Done,
+    Examine,
+    Examined,
+    Hello,
+    Over,
+    Present,
+)
+from fedstill.wire import codec
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a coordinator waits, in seconds, and for how many."""
+
+    start: Positive = 600.0  # for all sites to be there, and for steps before the first round
+    step: Positive = 600.0  # for the answers to one request
+    least: Whole = 1  # sites that must answer in each step; with fewer the run stops
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a site was asked and how it answered, for whoever watches."""
+
+    node: NodeId
+    round: int
+    step: str
+    sent: int  # bytes
+    received: int
+    said: str
+
+
+class Away:
+    """Server here, clients at their sites; of their memories only marks are known here.
+
+    A site that does not answer in time, refuses, or says what cannot be read is absent in that
+    step: it goes on from the memory it had before.
+    """
+
+    name = "sites"
+
+    def __init__(
+        self,
+        inner: InProcess,
+        exchange: Exchange,
+        standing: Hello,
+        patience: Patience | None = None,
+        watch: Callable[[Asked], None] = lambda asked: None,
+    ):
+        self.inner, self.exchange, self.standing = inner, exchange, standing
+        self.patience = patience or Patience()
+        self.watch = watch
+        self.notes = inner.notes
+        self.experiment, self.population = inner.experiment, inner.population
+        inner.far_kind = AtSite
+        self.limits = codec.STRANGERS
+        self._kinds = kinds_of(self.experiment.method)
+        self._kept: list[dict[NodeId, str]] = []  # marks of the last checkpoints
+        self._at = (-1, 0)  # the round, and the number of the act in it
+        if self.experiment.scores == "cross":
+            raise BadValue(
+                'scores = "cross": at sites nobody has another\'s tests; use "own" or "auto"'
+            )
+
+    def hello(self) -> dict[NodeId, Present]:
+        """Every site has joined this very run; else an error says which has not, and why."""
+        asked: dict[NodeId, Record] = {
+            node: replace(self.standing, node=node) for node in self.population.clients
+        }
+        answers = self._asked(Present, asked, 0, "hello", self.patience.start)
+        wrong = [f"{n}: {a.reason}" for n, a in answers.items() if isinstance(a, Silence)]
+        if wrong:
+            raise SiteError("\n".join(wrong))
+        found = {n: a for n, a in answers.items() if isinstance(a, Present)}
+        for node, present in found.items():
+            if present.torch != self.standing.torch:
+                self.notes.append(
+                    f"{node} runs torch {words.told(present.torch)}, the coordinator "
+                    f"{self.standing.torch}: sums may differ in their last digits"
+                )
+        return found
+
+    def over(self) -> None:
+        """Tell the sites that the run has ended; who does not hear it waits on."""
+        run, clients = self.standing.run, self.population.clients
+        told: dict[NodeId, Record] = {node: Over(run, node) for node in clients}
+        self._asked(Done, told, self.experiment.rounds, "over", min(10.0, self.patience.step))
+
+    def save(
+        self,
+        folder: Path,
+        round: int,
+        *,
+        digest: str,
+        keep: int = 2,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A checkpoint of the server's memory and of the marks of all others."""
+        self.inner.save(folder, round, digest=digest, keep=keep, extra=extra)
+        self._kept = [*self._kept, self._marks()][-keep:]
+
+    def load(self, folder: Path, *, digest: str | None) -> Saved | None:
+        """Go on from the newest checkpoint that is whole; sites from the memories it marks."""
+        saved = self.inner.load(folder, digest=digest)
+        self._kept = [] if saved is None else [self._marks()]
+        return saved
+
+    def memory(self, node: NodeId) -> State | None:
+        """What the server remembers; a site keeps its own to itself."""
+        return self.inner.memory(node) if node == SERVER else None
+
+    def spilling_to(self, folder: Path) -> AbstractContextManager[None]:
+        """For a while, put memories beyond the limit into files of this folder."""
+        return self.inner.spilling_to(folder)
+
+    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        """The server as a step sees it."""
+        if id != SERVER:
+            raise SiteError(f"{id} is at its site, not here")
+        return self.inner.node(id, round, step)
+
+    def play(
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
+    ) -> dict[NodeId, Outcome]:
+        """One step on every node that has an inbox, each at its site."""
+        self._at = (round, self._at[1] + 1 if self._at[0] == round else 0)
+        if step.place is Place.SERVER:
+            return self.inner.play(step, round, inboxes, toward)
+        letters = Letters(self._kinds, self.experiment.method.holds, self.limits)
+        asked: dict[NodeId, Record] = {
+            node: self._act(step, round, toward, node, inbox, letters)
+            for node, inbox in inboxes.items()
+        }
+        seconds = self.patience.step if round else self.patience.start
+        answers = self._asked(Acted, asked, round, step.name, seconds)
+        outcomes = {n: self._outcome(step, n, answers[n], inboxes[n], letters) for n in inboxes}
+        self._check_enough(step, round, outcomes)
+        return outcomes
+
+    def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
+        """Each client's model at its site, the server's at all sites, each on its own tests."""
+        method, clients = self.experiment.method, self.population.clients
+        holders = scoring.holders(method, self.inner.states, clients)
+        server = None
+        if SERVER in holders:
+            node = self.inner.node(SERVER, round, scoring.EVALUATION)
+            server = packed(method.scored_state(node))
+        asked: dict[NodeId, Record] = {
+            c: Examine(
+                self.standing.run, c, round, self._mark(c) if c in holders else "", server
+            )
+            for c in clients
+            if c in holders or server is not None
+        }  # fmt: skip
+        found: dict[NodeId, dict[NodeId, Mapping[str, float]]] = {}
+        answers = self._asked(Examined, asked, round, scoring.EVALUATION, self.patience.step)
+        for client, answer in answers.items():
+            if isinstance(answer, Silence):
+                self.notes.append(f"{client} not scored in round {round}: {answer.reason}")
+                continue
+            for holder, scores in ((SERVER, answer.server), (client, answer.own)):
+                if scores is not None and holder in holders:
+                    found.setdefault(holder, {})[client] = self._sound(client, scores)
+        yield from ((holder, found[holder]) for holder in holders if holder in found)
+
+    def _act(
+        self, step: Step, round: int, toward: Direction | None, node: NodeId, inbox: Inbox[Any],
+        letters: Letters,
+    ) -> Act:  # fmt: skip
+        places, enclosed = letters.enclosed({node: inbox})
+        names = (node, channels_of(node))
+        keep = {marks[name] for marks in self._kept for name in names if name in marks}
+        return Act(
+            self.standing.run, node, round, self._at[1], step.name, toward, self._mark(node),
+            self._mark(channels_of(node)), tuple(sorted(keep)), places[node], enclosed,
+        )  # fmt: skip
+
+    def _asked(
+        self, kind: type[R], requests: Mapping[NodeId, Record], round: int, step: str,
+        seconds: float,
+    ) -> dict[NodeId, R | Silence]:  # fmt: skip
+        """The answer of each, of this kind and to this request, or why there is none."""
+        sent = {node: words.written(request) for node, request in requests.items()}
+        came = self.exchange.ask(sent, seconds) if sent else {}
+        found: dict[NodeId, R | Silence] = {}
+        for node, request in requests.items():
+            data = came.get(node, Silence("did not answer"))
+            found[node] = self._read(kind, request, data)
+            answer, size = found[node], 0 if isinstance(data, Silence) else len(data)
+            said = answer.reason if isinstance(answer, Silence) else "ok"
+            self.watch(Asked(node, round, step, len(sent[node]), size, said))
+        return found
+
+    def _read(self, kind: type[R], request: Record, data: bytes | Silence) -> R | Silence:
+        if isinstance(data, Silence):
+            return data
+        try:
+            return words.answered(kind, request, words.read(data, self.limits))
+        except SiteError as error:
+            return Silence(str(error))
+        except WireError as error:
+            return Silence(f"sent what cannot be read: {words.told(str(error))}")
+
+    def _outcome(
+        self, step: Step, node: NodeId, answer: Acted | Silence, inbox: Inbox[Any], letters: Letters
+    ) -> Outcome:
+        if isinstance(answer, Silence):
+            return Outcome(absent=answer.reason)
+        try:
+            messages = letters.opened(answer.letters, self.inner.device)
+            outcome = outcome_of(answer.left, messages)
+            _check_kind(step, outcome)
+            marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
+        except (WireError, KeyError) as error:
+            return Outcome(absent=f"sent what cannot be read: {words.told(str(error))}")
+        if outcome.absent is not None:
+            return Outcome(absent=words.told(outcome.absent))
+        for name, mark in zip((node, channels_of(node)), marks, strict=True):
+            if mark != NEVER:
+                self.inner.states[name] = None if mark == BLANK else AtSite(mark)
+        return replace(
+            outcome,
+            numbers={words.told(k): v for k, v in outcome.numbers.items()},
+            spent=tuple(words.told(str(use)) for use in outcome.spent),
+            rejected={s: words.told(w) for s, w in outcome.rejected.items() if s in inbox},
+        )
+
+    def _check_enough(self, step: Step, round: int, outcomes: Mapping[NodeId, Outcome]) -> None:
+        """Stop where too few answered; the last checkpoint is there to go on from."""
+        heard = [node for node, outcome in outcomes.items() if outcome.absent is None]
+        least = min(self.patience.least, len(outcomes))
+        if len(heard) < least:
+            lines = [f"{n}: {o.absent}" for n, o in outcomes.items() if o.absent is not None]
+            raise SiteError(
+                f"{len(heard)} of {len(outcomes)} sites answered {step.name} in round {round}, but "
+                f"at least {least} must; start again when they are back. " + "; ".join(lines)
+            )
+
+    def _sound(self, client: NodeId, scores: Mapping[str, float]) -> dict[str, float]:
+        """The metrics that were asked for, as numbers that one can average."""
+        known = chosen(self.experiment.metrics)
+        return {
+            name: float(value) if math.isfinite(value) else math.nan
+            for name, value in scores.items()
+            if name in known
+        }
+
+    def _mark(self, name: NodeId) -> str:
+        states = self.inner.states
+        if name not in states:
+            return NEVER
+        held = states[name]
+        return held.mark if isinstance(held, AtSite) else BLANK
+
+    def _marks(self) -> dict[NodeId, str]:
+        """The marks of all memories that lie at sites."""
+        states = self.inner.states
+        found = {name: states[name] for name in states if name != SERVER}
+        return {name: held.mark for name, held in found.items() if isinstance(held, AtSite)}
+
+
+def _check_kind(step: Step, outcome: Outcome) -> None:
+    """A step sends its own kind of message and no other of the method's."""
+    message = outcome.message
+    each = message.values() if isinstance(message, Addressed) else [message]
+    for one in each:
+        if one is not None and type(unwrapped(one)[0]) is not step.sends:
+            expected = step.sends.__name__ if step.sends else "nothing"
+            came = type(unwrapped(one)[0]).__name__
+            raise WireError(f"{step.name} sends {expected}, but {came} came")
+
+
+def _checked_mark(mark: str) -> str:
+    fits = mark in (NEVER, BLANK) or (len(mark) == 64 and set(mark) <= set("0123456789abcdef"))
+    if not fits:
+        raise WireError(f"{mark[:80]!r} is no mark of a memory")
+    return mark

@@ -1,0 +1,42 @@
+"""Exchange: bytes to sites and theirs back; what they mean is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedstill.core.records import NodeId
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Why a site gave no answer."""
+
+    reason: str
+
+
+class Exchange(Protocol):
+    """Asks sites and brings their answers.
+
+    That it is really they who answer is its duty. A request may reach a site several times: it
+    answers the same again.
+    """
+
+    def ask(
+        self, requests: Mapping[NodeId, bytes], seconds: float
+    ) -> Mapping[NodeId, bytes | Silence]:
+        """The answer of each site, in so many seconds for all together; else why there is none."""
+
+
+class Loopback:
+    """Sites in this very process; bytes go there and back all the same."""
+
+    def __init__(self, sites: Mapping[NodeId, Callable[[bytes], bytes]]):
+        self.sites = sites
+
+    def ask(
+        self, requests: Mapping[NodeId, bytes], seconds: float
+    ) -> Mapping[NodeId, bytes | Silence]:
+        """Each site in turn."""
+        return {site: self.sites[site](data) for site, data in requests.items()}

@@ -1,0 +1,108 @@
+"""What a site keeps in its folder: memories by their marks, the last answer, what it was asked.
+
+Nothing of it is sent but the answer. All of it is on the disk before an answer leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedstill.core.errors import SiteError
+from fedstill.core.files import write_whole
+from fedstill.core.records import NodeId, State
+from fedstill.engines.outbox import channels_of
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.shelf import Shelf
+from fedstill.sites.words import BLANK, NEVER
+
+
+class Keeper:
+    """Memories by mark for one client's engine; without a folder they are kept in this process."""
+
+    def __init__(self, name: NodeId, engine: InProcess, folder: Path | None = None):
+        self.name, self.engine, self.folder = name, engine, folder
+        memories = None if folder is None else folder / "memories"
+        held = engine.experiment.method.holds
+        self.shelf = Shelf(engine.kind_of, memories, held, engine.device)
+        self._last: tuple[str, bytes] | None = None  # request's digest and answer
+        self._asked: set[str] = set()  # digests of all acts that were asked for
+        if folder is not None:
+            with _on_disk(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._read_back(folder)
+
+    def recall(self, after: str, channels: str) -> None:
+        """Put the engine's client back to the memories of these marks."""
+        for node, mark in ((self.name, after), (channels_of(self.name), channels)):
+            states = self.engine.states
+            if mark == NEVER:
+                states.pop(node, None)
+            elif mark == BLANK:
+                states[node] = None
+            else:
+                states[node] = self.shelf.get(node, mark)
+
+    def remember(self) -> tuple[str, str]:
+        """Keep what the client and its channels remember now; returns the two marks."""
+        with _on_disk(self.folder):
+            return self._kept(self.name), self._kept(channels_of(self.name))
+
+    def tidy(self, wanted: Sequence[str]) -> None:
+        """Forget all memories but those under these marks."""
+        with _on_disk(self.folder):
+            self.shelf.forget_others(wanted)
+
+    def answer_to(self, request: bytes) -> bytes | None:
+        """The last answer, if it was to this very request."""
+        return self._last[1] if self._last and self._last[0] == _digest(request) else None
+
+    def answered(self, request: bytes, answer: bytes) -> None:
+        """Keep an answer, so that it can be given again."""
+        digest = _digest(request)
+        self._last = (digest, answer)
+        if self.folder is not None:
+            with _on_disk(self.folder):
+                write_whole(self.folder / "last-answer", digest.encode() + answer)
+
+    def count(self, request: bytes) -> int:
+        """How many different acts were asked for, with this one."""
+        digest = _digest(request)
+        if digest not in self._asked:
+            self._asked.add(digest)
+            if self.folder is not None:
+                with _on_disk(self.folder), (self.folder / "asked").open("a") as file:
+                    file.write(f"{digest}\n")
+        return len(self._asked)
+
+    def _kept(self, node: NodeId) -> str:
+        states = self.engine.states
+        if node not in states:
+            return NEVER
+        state: State | None = states[node]
+        return BLANK if state is None else self.shelf.keep(state)
+
+    def _read_back(self, folder: Path) -> None:
+        asked, last = folder / "asked", folder / "last-answer"
+        if asked.exists():
+            self._asked = {*asked.read_text().split()}
+        if last.exists():
+            data = last.read_bytes()
+            self._last = (data[:64].decode("ascii", "replace"), data[64:])
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _on_disk(folder: Path | None) -> Iterator[None]:
+    """A disk that is full or cannot be written is said as such."""
+    try:
+        yield
+    except OSError as error:
+        raise SiteError(
+            f"it cannot write to its folder: {error.strerror or error}; make room on its disk"
+        ) from error

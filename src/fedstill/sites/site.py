@@ -1,0 +1,292 @@
+"""A site: one client with its own data, which answers what it is asked; no transport.
+
+Whatever is asked, only what the method's step sends, its logged numbers and scores leave. What is
+wrong is answered with a refusal and never raised.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import cast
+
+from fedstill.core import ranges
+from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError
+from fedstill.core.method import Method, Place
+from fedstill.core.node import Inbox
+from fedstill.core.ranges import Count
+from fedstill.core.records import Direction, NodeId, Record
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.letters import (
+    Letters,
+    at_place,
+    by_hearer,
+    kinds_of,
+    left_of,
+    steps_by_name,
+    unpacked,
+)
+from fedstill.sites import words
+from fedstill.sites.keeper import Keeper
+from fedstill.sites.words import (
+    NEVER,
+    Act,
+    Acted,
+    Done,
+    Examine,
+    Examined,
+    Hello,
+    Over,
+    Present,
+    Refused,
+)
+from fedstill.wire import codec
+
+COLUMNS = ("at", "round", "asked", "bytes_in", "bytes_out", "seconds", "said")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site allows, whatever it is asked for; its own affair."""
+
+    allow_examples: bool = False  # take part in methods that show training examples to others
+    tell_counts: bool = False  # say how many training examples of each class there are
+    most_acts: Count | None = None  # different acts in all; twice the recipe's when left out
+
+    def __post_init__(self) -> None:
+        if wrong := ranges.faults(self):
+            raise BadValue([f"policy: {line}" for line in wrong])
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that this site does not take part in."""
+        if method.sends_examples and not self.allow_examples:
+            raise SiteError(
+                f"{type(method).__name__} shows training examples to others, which this site does "
+                "not allow; if that is meant, set allow_examples = true in its site.toml"
+            )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One answer in the site's own log; it names steps and sizes, never an example."""
+
+    at: str
+    round: int | None
+    asked: str
+    bytes_in: int
+    bytes_out: int
+    seconds: float
+    said: str
+
+
+class Site:
+    """Answers requests with an engine of its own; what was agreed on is `standing`."""
+
+    def __init__(
+        self,
+        engine: InProcess,
+        standing: Hello,
+        *,
+        policy: Policy | None = None,
+        folder: Path | None = None,
+        watch: Callable[[Line], None] = lambda line: None,
+        class_names: Sequence[str] = (),
+    ):
+        self.engine, self.standing, self.folder, self.watch = engine, standing, folder, watch
+        self.policy = policy or Policy()
+        self.class_names = class_names
+        method = engine.experiment.method
+        self.policy.check(method)
+        self.steps = {n: s for n, s in steps_by_name(method).items() if s.place is Place.CLIENTS}
+        self.kinds, self.held = kinds_of(method), method.holds
+        self.keeper = Keeper(self.name, engine, folder)
+        self.most_acts = self.policy.most_acts or 2 * planned_acts(engine)
+        self.over = False  # whether the coordinator said so
+        self._lock = Lock()
+
+    @property
+    def name(self) -> NodeId:
+        """Whom it plays."""
+        return self.standing.node
+
+    def answer(self, data: bytes) -> bytes:
+        """Bytes in, bytes out, one request after the other."""
+        with self._lock:
+            began, request = time.perf_counter(), None
+            try:
+                request = words.read(data)
+                reply = self._reply(request, data)
+            except Exception as error:
+                self._own_log(error)
+                reply = Refused(self.name, self._excuse(error))
+            sent = reply if isinstance(reply, bytes) else words.written(reply)
+            self._note(request, data, sent, time.perf_counter() - began)
+            return sent
+
+    def _reply(self, request: Record, data: bytes) -> Record | bytes:
+        match request:
+            case Hello():
+                return self._hello(request)
+            case Act() | Examine() | Over():
+                self._check_head(request)
+            case _:
+                raise SiteError(f"{type(request).__name__} is not asked of a site")
+        match request:
+            case Act():
+                return self.keeper.answer_to(data) or self._acted(request, data)
+            case Examine():
+                return self._examined(request)
+        self.over = True
+        return Done(self.name)
+
+    def _check_head(self, request: Act | Examine | Over) -> None:
+        if request.run != self.standing.run:
+            raise SiteError(
+                f"it takes part in run {self.standing.run}, not in {words.told(request.run)}"
+            )
+        if request.node != self.name:
+            raise SiteError(f"this is {self.name}, not {words.told(request.node)}")
+
+    def _hello(self, hello: Hello) -> Present:
+        own = self.standing
+        for name, what in (
+            ("run", "run"),
+            ("node", "site"),
+            ("recipe", "recipe"),
+            ("fedstill", "fedstill"),
+            ("wire", "wire format"),
+        ):
+            here, there = (words.told(str(getattr(side, name))) for side in (own, hello))
+            if here != there:
+                raise SiteError(f"it has {what} {here}, the coordinator {there}")
+        data = self.engine.population.party(self.name).data
+        tells = self.policy.tell_counts
+        counts = Counter(data.all().y.tolist()) if tells else {}
+        named = {self._class_name(label): count for label, count in sorted(counts.items())}
+        return Present(self.name, own.torch, len(data) if tells else None, named)
+
+    def _class_name(self, label: int) -> str:
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
+    def _acted(self, act: Act, data: bytes) -> bytes:
+        if act.step not in self.steps:
+            title = type(self.engine.experiment.method).__name__
+            raise SiteError(f"{title} has no step {words.told(act.step)} for clients")
+        if not 0 <= act.round <= self.engine.experiment.rounds:
+            raise SiteError(
+                f"it was asked for round {act.round}, but the recipe has "
+                f"{self.engine.experiment.rounds}"
+            )
+        if len(act.keep) > words.MOST_MARKS:
+            raise SiteError(f"it was asked to keep {len(act.keep)} memories of one client")
+        if self.keeper.count(data) > self.most_acts:
+            raise SiteError(
+                f"it was asked for more than {self.most_acts} different acts, the most that its "
+                "policy allows (most_acts)"
+            )
+        reply = words.written(self._played(act))
+        self.keeper.answered(data, reply)
+        return reply
+
+    def _played(self, act: Act) -> Acted:
+        engine, name = self.engine, self.name
+        letters = Letters(self.kinds, self.held, codec.STRANGERS)
+        messages = letters.opened(act.letters, engine.device)
+        inbox = Inbox({sender: at_place(messages, place) for sender, place in act.inbox.items()})
+        self.keeper.recall(act.after, act.channels)
+        engine.states.changed.clear()
+        toward = cast(Direction | None, act.toward)
+        outcome = engine.play(self.steps[act.step], act.round, {name: inbox}, toward)[name]
+        marks = self.keeper.remember()
+        self.keeper.tidy([*act.keep, act.after, act.channels, *marks])
+        said = {} if outcome.message is None else {name: by_hearer(outcome.message)}
+        places, enclosed = letters.enclosed(said)
+        left = left_of(name, outcome, places.get(name), engine.states)
+        return Acted(
+            act.run, name, act.round, act.number, act.step, left, enclosed, marks[0], marks[1]
+        )
+
+    def _examined(self, request: Examine) -> Examined:
+        engine, name, round = self.engine, self.name, request.round
+        server = own = None
+        if request.server is not None:
+            kind = engine.experiment.method.scored_kind
+            state = unpacked(request.server, kind, engine.device, self.held, codec.STRANGERS)
+            server = dict(engine.scores_at(name, state, round).get(name, {}))
+        if request.after:
+            self.keeper.recall(request.after, NEVER)
+            own = dict(engine.own_scores(name, round).get(name, {}))
+        return Examined(request.run, name, round, server, own)
+
+    def _excuse(self, error: Exception) -> str:
+        """What others are told: of a failure inside a step only that there was one.
+
+        What torch says of a failure may show values of examples.
+        """
+        if isinstance(error, StepError):
+            return f"{error.method}.{error.step} failed in round {error.round}; see its own log"
+        if isinstance(error, FedstillError):
+            return words.told(str(error))
+        return f"it failed ({type(error).__name__}); see its own log"
+
+    def _own_log(self, error: Exception) -> None:
+        if self.folder is None or isinstance(error, SiteError):
+            return
+        try:
+            with (self.folder / "failures.log").open("a", encoding="utf-8") as file:
+                file.write(f"{_now()}\n{''.join(traceback.format_exception(error))}\n")
+        except OSError:
+            return  # the disk is full: the coordinator is told all the same
+
+    def _note(self, request: Record | None, data: bytes, sent: bytes, seconds: float) -> None:
+        reply = words.read(sent, codec.OWN)
+        asked = request.step if isinstance(request, Act) else _word(request)
+        line = Line(
+            _now(),
+            getattr(request, "round", None),
+            asked if isinstance(reply, Acted) else words.told(asked),
+            len(data),
+            len(sent),
+            round(seconds, 3),
+            reply.text if isinstance(reply, Refused) else "ok",
+        )
+        self.watch(line)
+        if self.folder is not None:
+            append(self.folder / "answers.csv", line)
+
+
+def append(path: Path, line: Line) -> None:
+    """One more row of the site's log; a full disk does not end the run."""
+    try:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if not file.tell():
+                writer.writerow(COLUMNS)
+            writer.writerow(["" if v is None else v for v in vars(line).values()])
+    except OSError:
+        return
+
+
+def planned_acts(engine: InProcess) -> int:
+    """How many acts of a client the recipe asks for."""
+    method, rounds = engine.experiment.method, engine.experiment.rounds
+    at_clients = [
+        sum(step.place is Place.CLIENTS for step in steps)
+        for steps in (method.before(), method.each_round(), method.after())
+    ]
+    return max(1, at_clients[0] + rounds * at_clients[1] + at_clients[2])
+
+
+def _word(request: Record | None) -> str:
+    return "something unreadable" if request is None else type(request).__name__.lower()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,152 @@
+"""A coordinator and sites over bytes: the numbers of one process, whatever gets lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.channels import TopK
+from fedstill.core.errors import BadValue, SiteError
+from fedstill.core.method import Method
+from fedstill.core.records import NodeId
+from fedstill.federation.run import run
+from fedstill.federation.sampling import Sample
+from fedstill.logbook.writer import MemoryLog
+from fedstill.methods import METHODS
+from fedstill.sites import words
+from fedstill.sites.away import Patience
+from fedstill.sites.exchange import Exchange, Silence
+from fedstill.testing import at_sites, small, worlds
+from fedstill.testing.closely import written
+from fedstill.wire import codec
+
+LOST = "its answer got lost"
+
+
+class Twice:
+    """Every request reaches its site twice; the second answer counts."""
+
+    def __init__(self, line: Exchange):
+        self.line = line
+
+    def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
+        first = self.line.ask(requests, seconds)
+        second = self.line.ask(requests, seconds)
+        assert first == second
+        return second
+
+
+class Losing:
+    """The answers of some sites get lost the first time, by how often each was asked."""
+
+    def __init__(self, line: Exchange, lost: Mapping[NodeId, int]):
+        self.line, self.left = line, dict(lost)
+
+    def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
+        answers = dict(self.line.ask(requests, seconds))
+        for node in requests:
+            self.left[node] = self.left.get(node, 0) - 1
+            if self.left[node] == 0:
+                answers[node] = Silence(LOST)
+        return answers
+
+
+class Cut:
+    """The coordinator is killed when its sites have answered the first request of a round."""
+
+    def __init__(self, line: Exchange, round: int):
+        self.line, self.round = line, round
+
+    def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
+        answers = self.line.ask(requests, seconds)
+        asked = words.read(next(iter(requests.values())))
+        if getattr(asked, "round", 0) == self.round:
+            raise KeyboardInterrupt
+        return answers
+
+
+def absent(round: int, node: str, step: str) -> Any:
+    """Somebody's absence in one step."""
+
+    def gone(method: Method, at_step: str, at: int, who: NodeId) -> str | None:
+        return LOST if (at, who, at_step) == (round, node, step) else None
+
+    return gone
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sites_give_the_numbers_of_one_process_though_each_request_comes_twice(
+    name: str, tmp_path: Path
+) -> None:
+    method, world = small(METHODS[name]), worlds.pictures()
+    options: dict[str, Any] = {"sampling": Sample(count=2)}
+    alone, log = worlds.played(method, world, 2, scores="own", **options)
+    there = at_sites.sites(method, world, rounds=2, **options)
+    first = at_sites.away(
+        method, world, there, lambda line: Cut(Twice(line), 2), rounds=2, **options
+    )
+    one, other = MemoryLog(), MemoryLog()
+    with pytest.raises(KeyboardInterrupt):
+        run(first, one, save=lambda round: first.save(tmp_path, round, digest="d"))
+    # A second coordinator goes on from marks alone, to sites that have begun round 2 already.
+    second = at_sites.away(method, world, there, Twice, rounds=2, **options)
+    saved = second.load(tmp_path, digest="d")
+    assert saved is not None and saved.round == 1
+    run(second, other, done=1)
+    for here, began, ended in zip(written(log), written(one), written(other), strict=True):
+        assert here == [row for row in began if row.round < 2] + ended
+    for client in world.clients:
+        mark, twin = second._mark(client), alone.states.get(client)
+        if twin is not None:
+            state = there[client].keeper.shelf.get(client, mark)
+            assert codec.encode(state) == codec.encode(twin)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "desa"])
+def test_a_lost_answer_is_an_absence_and_the_site_goes_on_from_before(name: str) -> None:
+    method, world = small(METHODS[name]), worlds.pictures()
+    step = next(s for s in method.each_round() if s.place.value == "clients")
+    acts = len(method.before())
+    _, log = worlds.played(method, world, 3, scores="own", absences=absent(1, "c1", step.name))
+    there = at_sites.sites(method, world, rounds=3)
+    engine = at_sites.away(
+        method, world, there, lambda line: Losing(line, {"c1": acts + 1}), rounds=3
+    )
+    apart = MemoryLog()
+    run(engine, apart)
+    assert written(apart) == written(log)
+    assert any(note.text == f"{step.name}: {LOST}" for note in apart.notes)
+
+
+def test_what_channels_remember_stays_at_the_site_too(tmp_path: Path) -> None:
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    options: dict[str, Any] = {"channels": [TopK(share=0.3)]}
+    _, log = worlds.played(method, world, 3, scores="own", **options)
+    there = at_sites.sites(method, world, tmp_path / "sites", rounds=3, **options)
+    first = at_sites.away(method, world, there, rounds=2, **options)
+    run(first, MemoryLog(), save=lambda round: first.save(tmp_path / "c", round, digest="d"))
+    # Sites and coordinator are begun again: all that is known lies in their folders.
+    there = at_sites.sites(method, world, tmp_path / "sites", rounds=3, **options)
+    second, rows = at_sites.away(method, world, there, rounds=3, **options), MemoryLog()
+    assert second.load(tmp_path / "c", digest="d") is not None
+    run(second, rows, done=2)
+    assert written(rows)[1] == [row for row in written(log)[1] if row.round == 3]
+
+
+def test_too_few_sites_stop_the_run_and_say_who_is_missing() -> None:
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    there = at_sites.sites(method, world)
+    engine = at_sites.away(
+        method, world, there, lambda line: Losing(line, {"c1": 1}), Patience(least=3)
+    )
+    with pytest.raises(SiteError, match=r"2 of 3 sites answered update in round 1.*c1: its answer"):
+        run(engine, MemoryLog())
+
+
+def test_crosswise_scores_are_refused() -> None:
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    with pytest.raises(BadValue, match="nobody has another's tests"):
+        at_sites.away(method, world, {}, scores="cross")

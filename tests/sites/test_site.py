@@ -1,0 +1,270 @@
+"""What a site answers, what it refuses, and what never leaves it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+import torch
+
+from fedstill.core.errors import BadValue, SiteError, WireError
+from fedstill.core.method import Method, at_clients, at_server
+from fedstill.core.node import SERVER, Inbox, Node
+from fedstill.core.records import Message, State, Weights
+from fedstill.federation.run import run
+from fedstill.logbook.writer import MemoryLog
+from fedstill.methods import METHODS
+from fedstill.sites import words
+from fedstill.sites.exchange import Loopback
+from fedstill.sites.site import Policy, Site
+from fedstill.sites.words import Act, Acted, Hello, Over, Present, Refused
+from fedstill.testing import at_sites, small, worlds
+from fedstill.testing.at_sites import STANDING
+
+MUTATIONS = 10_000
+
+
+class Global(State):
+    weights: Weights
+
+
+class Counted(Message):
+    """How many examples there are."""
+
+    count: int
+
+
+class Diary(State):
+    """What a client tells nobody."""
+
+    secret: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Diarist(Method):
+    """Clients remember something that they do not send."""
+
+    def each_round(self) -> Any:
+        return [self.tell, self.hear]
+
+    def server_state(self, server: Node[Any]) -> Global:
+        return Global(server.model.init(server.rng("weights", shared=True)))
+
+    def client_state(self, client: Node[Any]) -> Diary:
+        return Diary(client.noise("diary", 64))
+
+    @at_clients
+    def tell(self, client: Node[Diary], inbox: Inbox[Never]) -> Counted:
+        """Write something down and say something else."""
+        client.state = Diary(client.state.secret + client.noise("more", 64))
+        return Counted(len(client.data))
+
+    @at_server
+    def hear(self, server: Node[Global], inbox: Inbox[Counted]) -> None:
+        """Listen."""
+
+
+class Overheard:
+    """Keeps every byte that leaves a site."""
+
+    def __init__(self, line: Any):
+        self.line, self.requests, self.answers = line, [], []
+
+    def ask(self, requests: Any, seconds: float) -> Any:
+        answers = self.line.ask(requests, seconds)
+        self.requests += requests.values()
+        self.answers += answers.values()
+        return answers
+
+
+def overheard(
+    method: Method, rounds: int = 2, world: worlds.World | None = None
+) -> tuple[Overheard, dict[str, Site]]:
+    world = world or worlds.pictures()
+    there = at_sites.sites(method, world, rounds=rounds)
+    line = Overheard(Loopback({name: site.answer for name, site in there.items()}))
+    run(at_sites.away(method, world, there, lambda _: line, rounds=rounds), MemoryLog())
+    return line, there
+
+
+def refusal(site: Site, request: Any) -> str:
+    answer = words.read(site.answer(words.written(request)))
+    assert isinstance(answer, Refused)
+    return answer.text
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return at_sites.sites(small(METHODS["scaffold"]), worlds.pictures(), tmp_path)["c0"]
+
+
+def act(**changes: Any) -> Act:
+    asked = Act("trial", "c0", 1, 0, "update", "up", "never", "never", (), {}, ())
+    return replace(asked, **changes)
+
+
+def test_nothing_of_a_sites_memory_leaves_it() -> None:
+    line, there = overheard(Diarist())
+    for site in there.values():
+        secret = site.engine.states[site.name]
+        assert isinstance(secret, Diary)
+        raw = secret.secret.numpy().tobytes()
+        assert not any(raw in data or raw[:64] in data for data in line.answers)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddm", "fedproto", "desa"])
+def test_no_test_image_leaves_a_site_and_only_weights_come_to_be_scored(name: str) -> None:
+    line, there = overheard(small(METHODS[name]), 1)
+    for site in there.values():
+        test = site.engine.population.party(site.name).test
+        for image in test.parts[0].pool.stored:
+            assert not any(image.numpy().tobytes() in data for data in line.answers)
+    examined = [words.read(data) for data in line.requests]
+    model = worlds.pictures().server_model
+    for request in examined:
+        if isinstance(request, words.Examine) and request.server is not None:
+            size = 4 * sum(model.floats().values())
+            assert len(request.server) < size + 4096  # weights and the names of their tensors
+
+
+def test_mutated_words_are_refused_and_never_raise() -> None:
+    line, there = overheard(small(METHODS["fedavg"]), 1, worlds.vectors())
+    rng, refused = random.Random(0), 0
+    requests = [data for data in line.requests if isinstance(words.read(data), Act)]
+    for number in range(MUTATIONS):
+        data = bytearray(rng.choice(requests if number % 2 else line.answers))
+        match number % 3:
+            case 0:
+                for _ in range(rng.randint(1, 4)):
+                    data[rng.randrange(min(len(data), 600))] = rng.randrange(256)
+            case 1:
+                del data[rng.randrange(len(data)) :]
+            case _:
+                place = rng.randrange(len(data))
+                data[place:place] = rng.randbytes(rng.randint(1, 9))
+        try:
+            words.read(bytes(data))
+        except WireError:
+            refused += 1
+        if number % 50 == 1:  # the whole way through a site: an answer comes in any case
+            assert isinstance(words.read(there["c0"].answer(bytes(data))), words.Record)
+    assert refused > MUTATIONS * 2 // 3
+
+
+def test_a_request_for_another_run_site_step_round_or_memory_is_refused(site: Site) -> None:
+    assert "takes part in run trial, not in other" in refusal(site, act(run="other"))
+    assert "this is c0, not c1" in refusal(site, act(node="c1"))
+    assert "has no step aggregate for clients" in refusal(site, act(step="aggregate"))
+    assert "asked for round 9, but the recipe has 4" in refusal(site, act(round=9))
+    assert "no memory ../../et" in refusal(site, act(after="../../etc/passwd"))
+    assert "no memory aaaaaaaa" in refusal(site, act(after="a" * 64))
+    assert "to keep 65 memories" in refusal(site, act(keep=("a",) * 65))
+    assert "letter 0 is named, but 0 came" in refusal(site, act(inbox={SERVER: 0}))
+    assert "letter -1 is named" in refusal(site, act(inbox={SERVER: -1}))
+    assert "Present is not asked of a site" in refusal(site, Present("c0", "", None, {}))
+
+
+def test_a_hello_of_another_recipe_or_version_is_refused_with_both_values(site: Site) -> None:
+    hello = replace(STANDING, node="c0")
+    assert isinstance(words.read(site.answer(words.written(hello))), Present)
+    for name, value in {"recipe": "another", "fedstill": "9.9", "wire": 7, "run": "x"}.items():
+        text = refusal(site, replace(hello, **{name: value}))
+        assert str(getattr(hello, name)) in text and str(value) in text
+
+
+def test_a_step_that_fails_says_so_without_the_values_that_it_saw(tmp_path: Path) -> None:
+    there = at_sites.sites(small(METHODS["scaffold"]), worlds.pictures(), tmp_path)
+    text = refusal(there["c0"], act())  # nothing was broadcast, so the step cannot read it
+    assert text == "Scaffold.update failed in round 1; see its own log"
+    assert "Traceback" in (tmp_path / "c0" / "failures.log").read_text()
+    assert "update" in (tmp_path / "c0" / "answers.csv").read_text()
+
+
+def test_a_site_says_counts_only_if_its_policy_allows_it() -> None:
+    world, method = worlds.pictures(), small(METHODS["fedavg"])
+    engine = at_sites.engine_at(method, world, "c0")
+    hello = replace(STANDING, node="c0")
+    silent = Site(engine, hello)
+    open_one = Site(engine, hello, policy=Policy(tell_counts=True), class_names=("a", "b", "c"))
+    answers = [words.read(s.answer(words.written(hello))) for s in (silent, open_one)]
+    silence, told = answers
+    assert isinstance(silence, Present) and isinstance(told, Present)
+    assert silence.examples is None and silence.counts == {}
+    assert told.examples == 20 == sum(told.counts.values()) and "c" not in told.counts
+
+
+def test_a_method_that_shows_examples_needs_the_sites_consent() -> None:
+    method = small(METHODS["centralised"])
+    engine = at_sites.engine_at(method, worlds.pictures(), "c0")
+    with pytest.raises(SiteError, match="shows training examples to others"):
+        Site(engine, STANDING)
+    Site(engine, STANDING, policy=Policy(allow_examples=True))
+
+
+def test_a_coordinator_that_asks_too_often_is_refused_and_a_repeat_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    engine = at_sites.engine_at(Diarist(), worlds.pictures(), "c0")
+    hello = replace(STANDING, node="c0")
+    limited = Site(engine, hello, policy=Policy(most_acts=2), folder=tmp_path)
+    asked = [words.written(act(step="tell", number=number)) for number in range(3)]
+    for data in (asked[0], asked[0], asked[1], asked[1]):
+        assert isinstance(words.read(limited.answer(data)), Acted)
+    again = Site(engine, hello, policy=Policy(most_acts=2), folder=tmp_path)
+    answer = words.read(again.answer(asked[2]))  # what was asked before it was restarted counts
+    assert isinstance(answer, Refused) and "more than 2 different acts" in answer.text
+
+
+def test_the_last_answer_is_given_again_after_a_restart(tmp_path: Path) -> None:
+    engine = at_sites.engine_at(Diarist(), worlds.pictures(), "c0")
+    hello, data = replace(STANDING, node="c0"), words.written(act(step="tell"))
+    first = Site(engine, hello, folder=tmp_path).answer(data)
+    second = Site(engine, hello, folder=tmp_path)
+    engine.states.clear()
+    assert second.answer(data) == first
+    assert "c0" not in engine.states  # nothing was played again
+
+
+def test_a_full_disk_is_a_refusal_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = at_sites.engine_at(Diarist(), worlds.pictures(), "c0")
+    full = Site(engine, replace(STANDING, node="c0"), folder=tmp_path)
+
+    def no_room(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedstill.engines.ranks.shelf.write_whole", no_room)
+    assert "cannot write to its folder: No space left on device" in refusal(full, act(step="tell"))
+    monkeypatch.undo()
+    answer = words.read(full.answer(words.written(act(step="tell"))))
+    assert isinstance(answer, Acted)  # with room again it goes on from where it was
+
+
+def test_a_site_knows_when_the_run_is_over(site: Site) -> None:
+    assert not site.over
+    assert isinstance(words.read(site.answer(words.written(Over("trial", "c0")))), words.Done)
+    assert site.over
+
+
+def test_what_others_say_is_one_short_line_in_a_log() -> None:
+    assert words.told("a\nb\x1b[31mc") == "a b [31mc"
+    assert len(words.told("x" * 5000)) == words.LONGEST + 1
+
+
+def test_a_policy_out_of_range_is_refused() -> None:
+    with pytest.raises(BadValue, match="policy: most_acts"):
+        Policy(most_acts=0)
+
+
+def test_an_answer_of_another_round_is_no_answer() -> None:
+    asked = act()
+    left = words.Left(None, False, {}, (), {}, None, False, True, False, False)
+    old = Acted("trial", "c0", 0, 0, "update", left, (), "never", "never")
+    with pytest.raises(SiteError, match="answered for round 0, but was asked for 1"):
+        words.answered(Acted, asked, old)
+    with pytest.raises(SiteError, match="answered Hello, not Acted"):
+        words.answered(Acted, asked, Hello("", "", "", "", 1, ""))
