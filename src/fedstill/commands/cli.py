@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from fedstill.commands import data, listings, looking, measuring, ranks, running
+from fedstill.commands import auditing, data, listings, looking, measuring, ranks, running
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +30,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(auditing.app, name="audit")
 
 
 def _print_version(asked: bool) -> None:

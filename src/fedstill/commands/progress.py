@@ -55,3 +55,32 @@ def status_line(progress: Any, spent: Sequence[float]) -> str:
         clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
         parts.append(f"{clock} left")
     return " · ".join(parts)
+
+
+@contextmanager
+def work_bar(quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar for work with parts, told a part's name and its share done; silent without a terminal.
+
+    What is left is told from the time that the part took so far.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda title, share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(title: str, share: float) -> None:
+            if title not in tasks:
+                tasks[title] = bar.add_task(title, total=1.0)
+            bar.update(tasks[title], completed=share)
+
+        yield watch

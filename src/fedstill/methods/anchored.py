@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
+import torch
 from torch import Tensor
 
 from fedstill.core import (
@@ -68,6 +69,14 @@ class Anchors(Message):
 
     images: dict[str, Tensor]  # [class, image, ...], of the classes the maker holds
     classes: dict[str, Positional]  # [class]
+
+    def pictures(self) -> Pictured | None:
+        labels = [
+            classes.repeat_interleave(self.images[maker].shape[1])
+            for maker, classes in self.classes.items()
+        ]
+        images = [self.images[maker].flatten(0, 1) for maker in self.classes]
+        return (torch.cat(images), torch.cat(labels)) if images else None
 
 
 class Sums(Message):
