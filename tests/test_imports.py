@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"torch", "numpy", "networkx"},
     ),
     "report": (
-        {"core.errors", "core.records", "core.node", "logbook", "report"},
+        {"core.errors", "core.files", "core.records", "core.node", "logbook", "report"},
         {"numpy", "rich", "matplotlib"},
     ),
     "sites": (

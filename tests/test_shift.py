@@ -60,9 +60,13 @@ def test_the_command_prints_numbers_and_draws_the_map(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(toml_text({**TABLES, "run": {"cache_dir": str(tmp_path / "cache")}}))
     picture = tmp_path / "map.png"
-    words = ["shift", str(recipe), "--most", "8", "--picture", str(picture), "--format", "json"]
+    words = ["shift", str(recipe), "--most", "8", "--picture", str(picture), "--format", "json",
+             "--into", str(tmp_path / "runs")]  # fmt: skip
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)) == 10
     with Image.open(picture) as drawn:
         assert drawn.size[0] > 800
+    written = json.loads((tmp_path / "runs" / "shift.json").read_text())
+    assert written["pairs"] == json.loads(result.stdout)
+    assert [len(each["points"]) for each in written["maps"]] == [5 * 8, 5 * 8]

@@ -58,6 +58,13 @@ def test_recall_is_by_class_and_its_mean_is_the_balanced_accuracy() -> None:
     assert balanced_accuracy(labels, logits) == pytest.approx((1 / 3 + 1) / 2)
 
 
+def test_confusions_are_counted_by_class_and_answer_and_only_where_any_are() -> None:
+    labels = torch.tensor([0, 0, 0, 2])
+    logits = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 0, 1.0]])
+    found = METRICS["confusion"](labels, logits)
+    assert found == {"0.0": 2, "0.1": 1, "2.2": 1}
+
+
 def test_area_counts_pairs_in_the_right_order_and_ties_half() -> None:
     labels = torch.tensor([0, 0, 1, 1])
     values = torch.tensor([1.0, 2.0, 2.0, 3.0])

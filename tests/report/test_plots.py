@@ -112,10 +112,10 @@ def test_images_are_drawn_from_floats_or_bytes_and_may_be_absent(tmp_path, chann
 
 
 def test_mean_and_std_undo_the_normalisation():
-    from fedstill.report.grids import _visible
+    from fedstill.report.grids import visible
 
     pixels = np.full((1, 1, 3, 2, 2), 2.0)
-    shown = _visible(pixels, mean=(0.1, 0.2, 0.3), std=(0.1, 0.2, 0.5))
+    shown = visible(pixels, mean=(0.1, 0.2, 0.3), std=(0.1, 0.2, 0.5))
     np.testing.assert_allclose(shown[0, 0, 0, 0], [2 * 0.1 + 0.1, 2 * 0.2 + 0.2, 1.0])
 
 

@@ -19,6 +19,7 @@ from fedstill.methods import METHODS
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
+from fedstill.report import image_sets
 from fedstill.runs import pictures
 from fedstill.runs import recipes as runs
 from fedstill.testing import small
@@ -125,6 +126,27 @@ def test_only_the_last_round_is_looked_at() -> None:
     gallery = pictures.Gallery(last=3)
     worlds.played(Sketching(), worlds.pictures(), 2, observers=[gallery])
     assert gallery.seen == {}
+
+
+def test_senders_on_the_way_are_looked_at_in_every_stage() -> None:
+    stages = [round for round in range(1, 26) if pictures.is_stage(round, 25)]
+    assert stages == [3, 6, 9, 12, 15, 18, 21, 24, 25]  # every third, and the last
+    gallery = pictures.Gallery(last=30, on_the_way=["c1"])
+    worlds.played(Sketching(), worlds.pictures(), 4, observers=[gallery])
+    assert set(gallery.of(3)) == {"c1"}
+    assert gallery.of(4) == {}
+
+
+def test_images_of_stages_are_kept_as_bytes_for_reports(tmp_path: Path) -> None:
+    path = images_recipe(tmp_path, FEDDM, pictures=True, rounds=2)
+    folder = runs.begin(recipe_from(path), tmp_path / "run")
+    kept = image_sets.rounds(folder / "pictures" / "synthetic")
+    assert list(kept) == [1, 2]
+    sets = image_sets.read(kept[2])
+    assert [each.node for each in sets] == list(CLIENTS)
+    assert all(each.there.any() and each.images.std() > 0 for each in sets)
+    without = runs.begin(recipe_from(path, "run.pictures=false"), tmp_path / "without")
+    assert not (without / "pictures").exists()
 
 
 def test_coded_images_are_drawn_as_they_arrive(tmp_path: Path) -> None:

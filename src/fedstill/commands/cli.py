@@ -12,7 +12,16 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from fedstill.commands import auditing, data, listings, looking, measuring, ranks, running
+from fedstill.commands import (
+    auditing,
+    data,
+    listings,
+    looking,
+    measuring,
+    ranks,
+    reporting,
+    running,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +33,7 @@ app = typer.Typer(
 COMMANDS = (
     *(running.run, running.resume, running.export),
     *(looking.methods, looking.show, looking.compare, looking.matrix, looking.curves),
+    *(reporting.report, reporting.view),
     *(data.data, data.shift),
     running.demo,
     measuring.bench,

@@ -74,6 +74,10 @@ def shift(
     picture: Annotated[
         Path | None, typer.Option(callback=check_picture, help="Draw a t-SNE map to this file.")
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write shift.json here, which fedstill report shows."),
+    ] = None,
     form: Listing = Form.table,
 ) -> None:
     """Measure how far apart clients' data are, before and after distillation."""
@@ -88,3 +92,5 @@ def shift(
         with drawing():
             shifts.draw_map(real, distilled, first.run.seed, picture)
         typer.echo(f"drawn: {picture}", err=True)
+    if into is not None:
+        typer.echo(f"written: {shifts.write(real, distilled, first.run.seed, into)}", err=True)

@@ -24,6 +24,7 @@ from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, Weights
 from fedstill.core.seeds import draw, generator
 from fedstill.federation.cache import FolderCache
+from fedstill.logbook.writer import write_json
 from fedstill.parts.losses import mmd
 from fedstill.recipe.build import execution_of, experiment_of
 from fedstill.recipe.tables import Recipe
@@ -108,13 +109,40 @@ def measured(recipe: Recipe, most: int = 100) -> tuple[list[Cloud], list[Cloud]]
         )
 
 
+def maps(
+    real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int
+) -> list[tuple[str, NDArray[np.float64], list[NodeId], list[int]]]:
+    """For the examples and for the distilled sets: a title, places, whose they are, and classes."""
+    return [
+        (
+            title,
+            tsne_map(found, seed),
+            [cloud.client for cloud in found for _ in cloud.labels],
+            [int(label) for cloud in found for label in cloud.labels],
+        )
+        for title, found in (("Clients' examples", real), ("Distilled sets", distilled))
+    ]
+
+
 def draw_map(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, path: Path) -> Path:
     """Two t-SNE maps side by side: the examples and the distilled sets."""
     from fedstill.report.maps import Panel, side_by_side
 
-    panels = []
-    for title, found in (("Clients' examples", real), ("Distilled sets", distilled)):
-        clients = [cloud.client for cloud in found for _ in cloud.labels]
-        classes = [int(label) for cloud in found for label in cloud.labels]
-        panels.append(Panel(title, tsne_map(found, seed), clients, classes))
-    return side_by_side(panels, path)
+    return side_by_side([Panel(*each) for each in maps(real, distilled, seed)], path)
+
+
+def write(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, folder: Path) -> Path:
+    """The distances and both maps as shift.json."""
+    drawn = [
+        {
+            "title": title,
+            "points": [
+                [round(float(x), 3), round(float(y), 3), client, label]
+                for (x, y), client, label in zip(places, clients, classes, strict=True)
+            ],
+        }
+        for title, places, clients, classes in maps(real, distilled, seed)
+    ]
+    path = folder / "shift.json"
+    write_json(path, {"pairs": pairs(real, distilled), "maps": drawn})
+    return path

@@ -23,11 +23,13 @@ def summarise(
     rounds: int | None = None,
     seconds: float | None = None,
     lower_is_better: Collection[str] = ("loss",),
+    counts: Collection[str] = ("confusion",),
     **facts: Any,
 ) -> dict[str, Any]:
     """A run in one table: last and best scores, traffic, time, and other facts as given.
 
-    Accuracies stand at the top; `metrics` holds, by name, the same of every other metric.
+    Accuracies stand at the top; `metrics` holds, by name, the same of every other metric but of
+    `counts`, which have no mean.
 
     Round 0 is what happens before the first round; without `rounds`, the last round of any row
     counts. Without `seconds`, the rows named `seconds` are added up, so that a resumed run counts
@@ -38,7 +40,7 @@ def summarise(
         rounds = max((row.round for table in tables for row in table), default=0)
     if seconds is None:
         seconds = math.fsum(row.value for row in rows.metrics if row.name == "seconds")
-    others = [name for name in rows.metric_names() if name != "accuracy"]
+    others = [n for n in rows.metric_names() if n != "accuracy" and not _among(n, counts)]
     summary = {
         "status": status,
         "rounds": rounds,

@@ -15,7 +15,7 @@ What is undefined on a test set (the area under a curve where all examples are o
 """
 
 from fedstill.metrics.measured import ALWAYS, Metric, Predict, measured
-from fedstill.metrics.named import METRIC_NAMES, METRICS, chosen, lowest, name_of
+from fedstill.metrics.named import METRIC_NAMES, METRICS, chosen, counting, lowest, name_of
 
 __all__ = [
     "ALWAYS",
@@ -24,6 +24,7 @@ __all__ = [
     "Metric",
     "Predict",
     "chosen",
+    "counting",
     "lowest",
     "measured",
     "name_of",

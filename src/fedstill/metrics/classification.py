@@ -50,6 +50,22 @@ def recall(labels: Tensor, logits: Tensor) -> dict[str, float]:
     }
 
 
+def confusion(labels: Tensor, logits: Tensor) -> dict[str, float]:
+    """How many examples of a class were given which answer, as `class.answer`, where any were.
+
+    Counts are not averaged over test sets: they stand in metrics.csv and not in the summary.
+    """
+    classes = logits.shape[1]
+    counts = torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
+    return {
+        f"{place // classes}.{place % classes}": float(counts[place])
+        for place in torch.nonzero(counts).flatten().tolist()
+    }
+
+
+confusion.counts = True  # type: ignore[attr-defined]
+
+
 def auroc(labels: Tensor, logits: Tensor) -> float:
     """The area under the curve of true against false positives.
 

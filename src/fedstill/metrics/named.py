@@ -16,6 +16,7 @@ METRICS: dict[str, Metric] = {
     "auroc": classification.auroc,
     "balanced_accuracy": classification.balanced_accuracy,
     "recall": classification.recall,
+    "confusion": classification.confusion,
     "calibration_error": classification.calibration_error,
     "brier": classification.brier,
 }
@@ -57,3 +58,8 @@ def lowest(metrics: Sequence[str | Metric]) -> list[str]:
         for name, metric in chosen(metrics).items()
         if getattr(metric, "lower_is_better", False)
     ]
+
+
+def counting(metrics: Sequence[str | Metric]) -> list[str]:
+    """The names of those that count examples and have no mean; a function says `counts`."""
+    return [name for name, metric in chosen(metrics).items() if getattr(metric, "counts", False)]

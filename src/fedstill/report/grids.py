@@ -103,7 +103,7 @@ def image_grid(
     if len(labels) != len(stack):
         raise BadValue(f"{len(stack)} rows of images, but {len(labels)} labels")
     rows, columns, _, height, width = stack.shape
-    shown = _visible(stack, mean, std)
+    shown = visible(stack, mean, std)
     cell = max(0.32, min(0.8, 12 / max(rows, columns)))  # inches of an image's height
     mosaic = _mosaic(shown, zoom=max(1, round(2 * cell * canvas.DPI / height)))
     margin = _LETTER * max(map(len, labels), default=0) + 0.4
@@ -198,7 +198,7 @@ def _counts(axes: Axes, table: NDArray[np.float64]) -> AxesImage:
     return image
 
 
-def _visible(
+def visible(
     stack: NDArray[np.generic], mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> NDArray[np.float64]:
     """Images between 0 and 1, NaN where absent: [class, image, height, width, channel]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor
 from fedstill.core.method import Place
 from fedstill.core.node import SERVER
 from fedstill.core.records import Message, NodeId, Pictured
-from fedstill.data import Collection
+from fedstill.data import Collection as Data
+from fedstill.data import Site
 from fedstill.engines.engine import Engine
 from fedstill.logbook.reader import Run
 from fedstill.runs.digest import named_networks
@@ -31,25 +33,44 @@ STAGES = 10  # rounds after which they are drawn, at most
 
 @dataclass
 class Gallery:
-    """Looks at the images that arrive in the last round."""
+    """Looks at the images that arrive in the last round, and of some senders in earlier stages."""
 
     last: int
-    seen: dict[NodeId, Pictured] = field(default_factory=dict)
+    on_the_way: Collection[NodeId] = ()
+    seen: dict[NodeId, Pictured] = field(default_factory=dict)  # of the latest round looked at
+    round: int = 0
 
     def __call__(self, message: Message, sender: NodeId, round: int) -> None:
-        shown = message.pictures() if round == self.last else None
-        if shown is not None:
-            self.seen[sender] = on_host(shown)
+        passing = sender in self.on_the_way and is_stage(round, self.last)
+        shown = message.pictures() if round == self.last or passing else None
+        if shown is None:
+            return
+        if round != self.round:
+            self.seen, self.round = {}, round
+        self.seen[sender] = on_host(shown)
+
+    def of(self, round: int) -> dict[NodeId, Pictured]:
+        """What arrived in a round."""
+        return self.seen if round == self.round else {}
 
 
-def drawable(engine: Engine) -> Collection | None:
+def is_stage(round: int, rounds: int) -> bool:
+    """Whether images are shown after a round: at most ten times, spread evenly, and at the end."""
+    return round == rounds or (round > 0 and round % -(-rounds // STAGES) == 0)
+
+
+def drawable(engine: Engine) -> Data | None:
     """The data by whose classes is drawn; None where there are none, or matplotlib is missing."""
     return engine.population.data if find_spec("matplotlib") is not None else None
 
 
-def showing_images(engine: Engine) -> Collection | None:
+def showing_images(engine: Engine) -> Data | None:
     """The same, where inputs are images that can be seen: grey or in colour."""
-    data = drawable(engine)
+    return seen_as_images(drawable(engine))
+
+
+def seen_as_images(data: Data | None) -> Data | None:
+    """The data where its inputs are images that can be seen."""
     return data if data is not None and len(data.shape) == 3 and data.shape[0] in (1, 3) else None
 
 
@@ -91,15 +112,11 @@ def draw_sets(engine: Engine, target: Path, gallery: Gallery) -> list[Path]:
 
     drawn, classes = [], data.class_names
     for site in data.sites[:MOST_GALLERIES]:
-        sets = [gallery.seen[site.name]] if site.name in gallery.seen else []
-        if engine.memory(site.name) is not None:
-            sets += held_sets(engine, site.name)
+        sets = client_sets(engine, site.name, gallery)
         if sets:
             path = target / f"synthetic-{safe(site.name)}.png"
             shown = side_by_side([grid(*one, len(classes)) for one in sets])
-            # Of floats nobody knows where black and white are: each image fills the range.
-            pixels = site.pool.inputs.dtype == np.uint8
-            mean, std = (site.mean, site.std) if pixels else (None, None)
+            mean, std = black_and_white(site)
             drawn.append(grids.image_grid(shown, classes, path, mean=mean, std=std))
     return [*drawn, *draw_server(engine, target / "synthetic-server.png")]
 
@@ -119,7 +136,7 @@ def figures(engine: Engine, rows: Run, gallery: Gallery) -> list[Figure]:
 def draw_on_the_way(engine: Engine, target: Path, round: int) -> list[Path]:
     """What the server holds or makes before the end, at most ten times, spread evenly."""
     rounds = engine.experiment.rounds
-    if round in (0, rounds) or round % -(-rounds // STAGES):
+    if round == rounds or not is_stage(round, rounds):
         return []
     return draw_server(engine, target / f"synthetic-server-round-{round:03d}.png")
 
@@ -137,6 +154,47 @@ def draw_server(engine: Engine, path: Path) -> list[Path]:
     # In a range of their own, so each image fills that of the picture.
     shown = side_by_side([grid(*one, data.classes) for one in sets])
     return [grids.image_grid(shown, data.class_names, path)]
+
+
+def keep_sets(engine: Engine, target: Path, round: int, gallery: Gallery) -> list[Path]:
+    """The same sets as bytes, for reports: at the end, and what passed by or the server has before.
+
+    Needs no matplotlib. A client is asked for what it holds at the end alone.
+    """
+    data, rounds = seen_as_images(engine.population.data), engine.experiment.rounds
+    if data is None or not is_stage(round, rounds):
+        return []
+    from fedstill.report import grids, image_sets
+
+    stacks = {}
+    for site in data.sites[:MOST_GALLERIES]:
+        passed = gallery.of(round)
+        sets = [passed[site.name]] if site.name in passed else []
+        if round == rounds:
+            sets = client_sets(engine, site.name, gallery)
+        if sets:
+            shown = side_by_side([grid(*one, data.classes) for one in sets])
+            stacks[site.name] = grids.visible(shown, *black_and_white(site))
+    if made := held_sets(engine, SERVER):
+        shown = side_by_side([grid(*one, data.classes) for one in made])
+        stacks[SERVER] = grids.visible(shown, None, None)
+    return [image_sets.write(target, round, image_sets.kept(stacks))] if stacks else []
+
+
+def client_sets(engine: Engine, name: NodeId, gallery: Gallery) -> list[Pictured]:
+    """What a client sent in the last round, and what it holds."""
+    sent = gallery.of(engine.experiment.rounds)
+    sets = [sent[name]] if name in sent else []
+    return sets + (held_sets(engine, name) if engine.memory(name) is not None else [])
+
+
+def black_and_white(site: Site) -> tuple[Sequence[float] | None, Sequence[float] | None]:
+    """The mean and deviation of a site's pixels.
+
+    Of floats nobody knows where black and white are: each image then fills the range.
+    """
+    pixels = site.pool.inputs.dtype == np.uint8
+    return (site.mean, site.std) if pixels else (None, None)
 
 
 def held_sets(engine: Engine, node: NodeId) -> list[Pictured]:

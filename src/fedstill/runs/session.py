@@ -28,7 +28,7 @@ from fedstill.logbook.reader import Run, read_run
 from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise, write_summary
 from fedstill.logbook.writer import FolderLog, Logbook, MemoryLog
-from fedstill.metrics import lowest
+from fedstill.metrics import counting, lowest
 from fedstill.runs import folder as folders
 from fedstill.runs import pictures
 from fedstill.runs.digest import (
@@ -74,7 +74,9 @@ class Session:
         self.about, self.folder = about, folder
         self.keeping = keeping or Keeping()
         self.watch = watch
-        self.gallery = pictures.Gallery(last=experiment.rounds)
+        some = folder is not None and self.keeping.pictures
+        shown = experiment.population.clients[: pictures.MOST_GALLERIES] if some else ()
+        self.gallery = pictures.Gallery(last=experiment.rounds, on_the_way=shown)
         self.experiment = experiment
         self.own_engine = engine_of(self.experiment, execution, cache=cache)
         self.engine = spread(self.own_engine, transport)
@@ -179,6 +181,7 @@ class Session:
         engine, ended = self.engine, round == self.experiment.rounds
         if self.keeping.pictures:
             pictures.draw_on_the_way(engine, folder / "pictures", round)
+            pictures.keep_sets(engine, folder / "pictures" / "synthetic", round, self.gallery)
             if ended:
                 pictures.draw_sets(engine, folder / "pictures", self.gallery)
         if ended or round % self.keeping.checkpoint_every == 0:
@@ -206,6 +209,7 @@ class Session:
             rows,
             rounds=self.experiment.rounds,
             lower_is_better=lowest(self.experiment.metrics),
+            counts=counting(self.experiment.metrics),
             method=self.about.method,
             label=self.about.label,
             seed=self.experiment.seed,

@@ -1,0 +1,1 @@
+"""The report as one HTML file: what it holds (`content`), and the file itself (`document`)."""
