@@ -65,7 +65,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "recipe": (LOWER | {"recipe"}, {"torch"}),
     "runs": (
         LOWER | {"recipe", "runs"},
-        {"torch", "numpy", "safetensors", "matplotlib"},  # of the last, types alone
+        {"torch", "numpy", "safetensors", "optuna", "matplotlib"},  # of the last, types alone
     ),
     "audit": (LOWER | {"audit"}, {"torch", "numpy", "scipy"}),
     "testing": (LOWER | {"recipe", "runs", "sites", "testing"}, {"torch", "numpy"}),

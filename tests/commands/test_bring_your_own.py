@@ -40,7 +40,7 @@ def test_all_of_one_file_runs_and_resumes_from_anywhere(
     monkeypatch.chdir(folder.parent)
     said = fedstill("run", folder / "recipe.toml", "--out", folder / "out")
     assert said.code == 0, said.err
-    runs = sorted((folder / "out").iterdir())
+    runs = sorted(path for path in (folder / "out").iterdir() if path.is_dir())
     assert [run.name for run in runs] == ["Pulled", "fedavg"]
     rows = list(csv.DictReader((runs[0] / "metrics.csv").read_text().splitlines()))
     sure = [float(row["value"]) for row in rows if row["name"] == "confidence"]

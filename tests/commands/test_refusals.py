@@ -374,6 +374,7 @@ def test_a_folder_without_a_run_is_not_resumed(tmp_path, recipe):
         "resume", tmp_path / "nothing", says="holds no run: there is no recipe.toml in it"
     )
     fedstill("run", recipe, "--out", tmp_path / "runs", "--seeds", 0, 1)
+    (tmp_path / "runs" / "grid.toml").unlink()  # as of an earlier fedstill
     says = f"resume one of {tmp_path / 'runs' / 'seed-0'}, {tmp_path / 'runs' / 'seed-1'}"
     expect_refusal("resume", tmp_path / "runs", says=says)
 

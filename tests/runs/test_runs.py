@@ -18,11 +18,13 @@ from fedstill.methods import METHODS
 from fedstill.methods.fedavg import FedAvg, Global
 from fedstill.recipe.build import experiment_of
 from fedstill.recipe.check import checked
+from fedstill.recipe.grid import grid_of
 from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import Recipe
 from fedstill.runs import digest as digests
 from fedstill.runs import pictures
 from fedstill.runs import recipes as runs
+from fedstill.runs.grid import cells_of
 from fedstill.runs.session import Session
 from small_recipes import (
     CLIENTS,
@@ -32,6 +34,7 @@ from small_recipes import (
     images_recipe,
     last_weights,
     metrics,
+    tables,
     write_recipe,
 )
 
@@ -201,14 +204,15 @@ def test_pictures_of_synthetic_images_survive_a_kill_after_the_last_round(tmp_pa
 
 
 def test_folders_are_named_by_method_and_seed_only_where_there_are_several(tmp_path):
-    recipe = recipe_from(write_recipe(tmp_path))
-    other = recipe_from(tmp_path / "small.toml", "method.label=mild/one")
-    assert [folder for _, folder in runs.folders_for([recipe], [3], Path("out"))] == [Path("out")]
-    many = runs.folders_for([recipe, other], [0, 1], Path("out"))
-    assert [str(folder) for _, folder in many] == [
+    method = tables(tmp_path)["method"]
+    one = grid_of(tables(tmp_path), seeds=[3])
+    assert [cell.folder for cell in cells_of(one, Path("out"))] == [Path("out")]
+    two = {**tables(tmp_path), "method": [method, {**method, "label": "mild/one"}]}
+    many = cells_of(grid_of(two, seeds=[0, 1]), Path("out"))
+    assert [str(cell.folder) for cell in many] == [
         "out/fedavg/seed-0", "out/fedavg/seed-1", "out/mild_one/seed-0", "out/mild_one/seed-1",
     ]  # fmt: skip
-    assert [made.run.seed for made, _ in many] == [0, 1, 0, 1]
+    assert [cell.recipe.run.seed for cell in many] == [0, 1, 0, 1]
 
 
 def test_the_grid_of_synthetic_images_has_a_row_for_each_class():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,13 @@ import typer
 
 from fedstill.commands import listings
 from fedstill.commands.listings import Form
-from fedstill.commands.options import Listing, RunFolders, check_picture, drawing, run_folders
+from fedstill.commands.options import Listing, RunFolders, check_picture, drawing, finished_runs
+
+
+def say_notes(notes: Sequence[str]) -> None:
+    """What a reader must know, beside the listing."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
 
 
 def methods(form: Listing = Form.table) -> None:
@@ -71,9 +79,11 @@ def compare(
     ] = None,
 ) -> None:
     """Compare runs: one table, mean and spread over seeds."""
-    from fedstill.report.tables import comparison
+    from fedstill.report.tables import compare as compared
 
-    table = comparison(run_folders(folders), metric)
+    runs, unfinished = finished_runs(folders)
+    table = compared(runs, metric)
+    table = replace(table, notes=(*table.notes, *unfinished))
     listings.print_as(
         form,
         table.as_dict,
@@ -100,9 +110,11 @@ def matrix(
     from rich.console import Group
 
     from fedstill.report import matrices
-    from fedstill.report.tables import comparison
+    from fedstill.report.tables import compare as compared
 
-    crossed = matrices.crossed(comparison(run_folders(folders)))
+    runs, unfinished = finished_runs(folders)
+    crossed = matrices.crossed(compared(runs))
+    say_notes(unfinished)
     listings.print_as(
         form,
         lambda: [each.as_dict() for each in crossed],
@@ -136,10 +148,10 @@ def curves(
     ] = None,
 ) -> None:
     """Show accuracy by round, with all that was sent so far, once per sender and per receiver."""
-    from fedstill.logbook.reader import read_run
     from fedstill.report.curves import logged_rows, rows
 
-    runs = [read_run(folder) for folder in run_folders(folders)]
+    runs, unfinished = finished_runs(folders)
+    say_notes(unfinished)
     names = list(dict.fromkeys(of or ()))
     people = form is not Form.json
     table = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)

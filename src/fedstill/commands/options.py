@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstill.commands.listings import Form
+
+if TYPE_CHECKING:
+    from fedstill.logbook.reader import Run
 
 
 def check_picture(path: Path | None) -> Path | None:
@@ -56,12 +59,20 @@ def data_dir_change(data_dir: Path | None) -> list[str]:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Each folder that holds a run, in or below the given ones."""
-    from fedstill.logbook.reader import DESCRIPTIONS
+    """Each folder that holds a run, in or below the given ones, grids in their own order."""
+    from fedstill.logbook.reader import runs_below
 
-    folders: list[Path] = []
-    for path in paths:
-        files = (file for name in DESCRIPTIONS for file in path.rglob(name))
-        below = sorted({file.parent for file in files}) if path.is_dir() else []
-        folders += below or [path]
-    return folders
+    return [folder for path in paths for folder in runs_below(path) or [path]]
+
+
+def finished_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in or below folders that have finished, and a note of those that have not."""
+    from fedstill.logbook.reader import read_run
+
+    folders = run_folders(paths)
+    unfinished = [f for f in folders if f.is_dir() and not (f / "summary.json").exists()]
+    if len(unfinished) == len(folders) or not unfinished:
+        return [read_run(folder) for folder in folders], []
+    some = ", ".join(map(str, unfinished[:3])) + (", …" if unfinished[3:] else "")
+    note = f"{len(unfinished)} of {len(folders)} runs have not finished and are left out: {some}"
+    return [read_run(folder) for folder in folders if folder not in unfinished], [note]

@@ -14,19 +14,7 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda progress: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-    screen = Console(stderr=True)
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=max(6, min(30, screen.width - 66))),
-        TextColumn("{task.fields[said]}"),
-        console=screen,
-        transient=True,
-    )
-    with bar:
+    with _bar() as bar:
         task = bar.add_task(title, total=None, said="")
         spent: list[float] = []
 
@@ -37,6 +25,21 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
             bar.update(task, total=progress.rounds, completed=progress.round, said=line)
 
         yield watch
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    screen = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=max(6, min(30, screen.width - 66))),
+        TextColumn("{task.fields[said]}"),
+        console=screen,
+        transient=True,
+    )
 
 
 def status_line(progress: Any, spent: Sequence[float]) -> str:
@@ -55,6 +58,57 @@ def status_line(progress: Any, spent: Sequence[float]) -> str:
         clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
         parts.append(f"{clock} left")
     return " · ".join(parts)
+
+
+class Bars:
+    """Bars of runs beside each other below one for the whole; silent without a terminal."""
+
+    def __init__(self, bar: Any = None, total: int = 0):
+        self.bar = bar
+        self.tasks: dict[int, Any] = {}
+        self.spent: dict[int, list[float]] = {}
+        if bar is not None:
+            self.all = bar.add_task("the whole grid", total=total, said="")
+
+    def begin(self, number: int, title: str) -> None:
+        """A run has begun at a place."""
+        if self.bar is not None:
+            self.tasks[number] = self.bar.add_task(title, total=None, said="")
+            self.spent[number] = []
+
+    def progress(self, number: int, told: dict[str, Any]) -> None:
+        """A round of it has ended."""
+        if self.bar is None:
+            return
+        from fedstill.federation.run import Progress
+
+        progress = Progress(**{name: value for name, value in told.items() if name != "kind"})
+        if progress.seconds:
+            self.spent[number].append(progress.seconds)
+        line = status_line(progress, self.spent[number])
+        self.bar.update(
+            self.tasks[number], total=progress.rounds, completed=progress.round, said=line
+        )
+
+    def end(self, number: int) -> None:
+        """The run at a place has ended."""
+        if self.bar is not None:
+            self.bar.remove_task(self.tasks.pop(number))
+
+    def whole(self, played: int) -> None:
+        """So many of all have ended."""
+        if self.bar is not None:
+            self.bar.update(self.all, completed=played, said=f"{played} runs finished")
+
+
+@contextmanager
+def progress_bars(total: int, quiet: bool) -> Iterator[Bars]:
+    """A bar for the whole and one for each run beside others."""
+    if quiet or not sys.stderr.isatty():
+        yield Bars()
+        return
+    with _bar() as bar:
+        yield Bars(bar, total)
 
 
 @contextmanager

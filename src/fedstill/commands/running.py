@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from functools import partial
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedstill.commands import listings
+from fedstill.commands import grids, listings
 from fedstill.commands.options import DataDir, Overrides, Quick, Quiet, data_dir_change
-from fedstill.commands.progress import progress_bar
 
 
 def run(
@@ -26,45 +23,110 @@ def run(
         list[str] | None,
         typer.Option(metavar="LABEL", help="This method of the recipe only; may be repeated."),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES", help="Run every value, e.g. method.lr=0.01,0.1; may be repeated."
+        ),
+    ] = None,
+    going_on: Annotated[
+        bool,
+        typer.Option(
+            "--continue", help="Keep what has finished, go on with what was broken, run the rest."
+        ),
+    ] = False,
+    select: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCORE",
+            help="Choose the swept values by this score on held-out examples, e.g. "
+            "average_accuracy, then run them on the test sets.",
+        ),
+    ] = None,
+    search: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TRIALS", min=1, help="Search the swept values and ranges with Optuna."
+        ),
+    ] = None,
+    parallel: Annotated[
+        int, typer.Option(metavar="N", min=1, help="So many runs beside each other.")
+    ] = 1,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Print a command for each run instead of running.")
+    ] = False,
+    cell: Annotated[
+        int | None, typer.Option(metavar="I", min=0, help="Run this cell of the grid alone.")
+    ] = None,
     data_dir: DataDir = None,
     quick: Quick = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a recipe: every method in it, for every seed."""
+    """Run a recipe: every method in it, for every seed and every swept value."""
     from fedstill import recipe as config
-    from fedstill.runs import recipes as runs
+    from fedstill.recipe.grid import grid_of
 
     changes = [*(overrides or []), *data_dir_change(data_dir)]
     labels = only or []
-    recipes = config.checked(config.read_recipe(recipe, changes, quick=quick, only=labels))
-    recipes = config.chosen(recipes, labels)
-    numbers = [recipes[0].run.seed] if seeds is None else seed_numbers(seeds)
-    pairs = runs.folders_for(recipes, numbers, out or Path("runs") / recipes[0].run.name)
-    for _, folder in pairs:  # before the first of them starts
-        runs.check_free(folder)
-    _run_all(pairs, quiet, partial(runs.begin, line=job.obj))
+    tables = config.read_recipe(recipe, changes, quick=quick, only=labels)
+    recipes = config.chosen(config.checked(tables), labels)
+    grid = grid_of(
+        tables,
+        only=labels,
+        seeds=None if seeds is None else seed_numbers(seeds),
+        sweeps=sweep or (),
+        select=select,
+        search=search,
+    )
+    going = grids.Going(
+        out or Path("runs") / recipes[0].run.name, quiet, parallel=_beside(parallel, job.obj),
+        line=job.obj,
+    )  # fmt: skip
+    if listing:
+        for command in grids.listed(grid, going.out, sys.argv[1:]):
+            typer.echo(command)
+    elif cell is not None:
+        grids.run_cell(grid, going, cell)
+    else:
+        grids.run_grid(grid, going, continuing=going_on)
 
 
 def resume(
     job: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, finished or not.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of a run or a grid, finished or not.")
+    ],
     overrides: Overrides = None,
     data_dir: DataDir = None,
+    parallel: Annotated[
+        int, typer.Option(metavar="N", min=1, help="So many runs of a grid beside each other.")
+    ] = 1,
     quiet: Quiet = False,
 ) -> None:
     """Go on from the last checkpoint, exactly as if the run had not stopped.
 
+    Of a grid, finished runs are kept, broken ones resumed, and the rest begun.
+
     More rounds may be asked for: fedstill resume DIR run.rounds=20
     """
+    from fedstill.logbook.reader import GRID_FILE
+    from fedstill.runs import grid as of_runs
     from fedstill.runs import recipes as runs
 
     changes = [*(overrides or []), *data_dir_change(data_dir)]
+    if (folder / GRID_FILE).exists():
+        going = grids.Going(
+            folder, quiet, _beside(parallel, job.obj), job.obj, tuple(overrides or ())
+        )
+        grids.run_grid(of_runs.read_grid(folder, changes), going, continuing=True)
+        return
     recipe = runs.recipe_of(folder, changes)
+    only = of_runs.Cell(recipe, folder, {})
 
-    def play(_: Any, where: Path, watch: Any) -> Path:
-        return runs.resume(where, changes, watch, line=job.obj)
+    def play(watch: Any) -> None:
+        runs.resume(folder, changes, watch, line=job.obj)
 
-    _run_all([(recipe, folder)], quiet, play)
+    grids.play_one(only, grids.Going(folder, quiet, line=job.obj), play)
 
 
 def export(
@@ -96,16 +158,21 @@ def demo(
     """Four methods on five embedded domains of digits: a table and pictures in two minutes."""
     from fedstill import recipe as config
     from fedstill.logbook.reader import read_run
+    from fedstill.recipe.grid import grid_of
     from fedstill.report import plots
     from fedstill.report.tables import comparison
+    from fedstill.runs import grid as of_runs
     from fedstill.runs import pictures
     from fedstill.runs import recipes as runs
 
     place = files("fedstill") / "recipes" / "demo.toml"
-    recipes = config.checked(config.read_recipe(Path(str(place))))
+    tables = config.read_recipe(Path(str(place)))
+    config.checked(tables)
     target = runs.fresh_folder(out)
-    pairs = runs.folders_for(recipes, [recipes[0].run.seed], target)
-    _run_all(pairs, quiet, partial(runs.begin, line=job.obj), named=False)
+    grid = grid_of(tables)
+    cells = of_runs.cells_of(grid, target)
+    grids.play_all(cells, grids.Going(target, quiet, line=job.obj, named=False))
+    pairs = [(cell.recipe, cell.folder) for cell in cells]
     table = comparison([folder for _, folder in pairs])
     listings.console().print(table.as_rich())
     drawn = pictures.pictures_of(target)
@@ -125,41 +192,13 @@ def demo(
     typer.echo("\nnext: fedstill show feddm · fedstill methods · fedstill data")
 
 
-Player = Callable[..., Path]
+def _beside(parallel: int, line: Any) -> int:
+    """How many runs beside each other; ranks of one job play one run together."""
+    if parallel > 1 and line is not None:
+        from fedstill.core.errors import RecipeError
 
-
-def _run_all(
-    pairs: Sequence[tuple[Any, Path]], quiet: bool, play: Player, *, named: bool = True
-) -> None:
-    """Play every run with a live bar on a terminal; say where each went."""
-    for recipe, folder in pairs:
-        try:
-            with progress_bar(f"{recipe.label} seed {recipe.run.seed}", quiet) as watch:
-                play(recipe, folder, watch)
-        except KeyboardInterrupt:
-            begun = (folder / "recipe.toml").exists()
-            then = f"go on with `fedstill resume {folder}`" if begun else "nothing was begun"
-            typer.echo(f"fedstill: stopped; {then}", err=True)
-            raise typer.Exit(130) from None
-        if named:
-            title = f"{recipe.label} · {recipe.data.name} · seed {recipe.run.seed}"
-            typer.echo(f"{title}: {_result(folder, recipe.run.metrics[0])} → {folder}")
-
-
-def _result(folder: Path, metric: str) -> str:
-    """The average that stands for a run, and that of the metric named first in its recipe."""
-    from fedstill.metrics import name_of
-    from fedstill.report.groups import scores_of
-
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    names = ("average_accuracy", "averaged_global_accuracy", "averaged_local_accuracy")
-    said = []
-    for name in dict.fromkeys(("accuracy", name_of(metric))):
-        table = scores_of(summary, name)
-        scores = [table[score] for score in names if table.get(score) is not None]
-        percent = name == "accuracy"
-        said += [f"{name} {100 * x:.2f} %" if percent else f"{name} {x:.4f}" for x in scores[:1]]
-    return ", ".join(said) or "not evaluated"
+        raise RecipeError("--parallel: the ranks of a job play one run together; leave it out")
+    return parallel
 
 
 def seed_numbers(text: str) -> list[int]:

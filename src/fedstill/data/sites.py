@@ -130,6 +130,7 @@ class Collection:
     sites: tuple[Site, ...]
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what a reader must know before comparing numbers
+    held_out: int = 0  # training examples that stand in place of the test sets
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -246,7 +247,7 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
     )
     count = sum(map(len, tests.values()))
     note = f"scored on {count} training examples held out, not on the test set"
-    return replace(collection, sites=sites, notes=(*collection.notes, note))
+    return replace(collection, sites=sites, notes=(*collection.notes, note), held_out=count)
 
 
 def normalised_by(collection: Collection, mean: Statistics, std: Statistics) -> Collection:

@@ -12,6 +12,7 @@ from typing import Any
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER = -1
 LARGE = 32 * 2**20  # bytes of a block that the system gives and gets back by itself
+_SHARERS = [1]  # processes that take from the same memory; see shared_by
 
 
 @contextmanager
@@ -35,10 +36,21 @@ def memory_kept() -> Iterator[None]:
         trim(0)
 
 
+@contextmanager
+def shared_by(processes: int) -> Iterator[None]:
+    """Leave the same part of the host's memory to each of some processes."""
+    before = _SHARERS[0]
+    _SHARERS[0] = processes
+    try:
+        yield
+    finally:
+        _SHARERS[0] = before
+
+
 def memory_left() -> int | None:
     """Bytes that this process may still take, as far as the system tells."""
     found = [left for left in (_of_the_machine(), _of_the_group()) if left is not None]
-    return min(found, default=None)
+    return min(found) // _SHARERS[0] if found else None
 
 
 def _of_the_machine() -> int | None:

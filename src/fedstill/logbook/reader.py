@@ -18,6 +18,7 @@ from fedstill.logbook.writer import header
 
 R = TypeVar("R")
 DESCRIPTIONS = ("recipe.toml", "experiment.json")  # one of them says what was run
+GRID_FILE = "grid.toml"  # what a folder of several runs is, and the order of its cells
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ def read_run(folder: Path | str, *, unfinished: bool = False) -> Run:
         _description(folder),
         _mapping(folder / "environment.json", json.loads),
     )
+
+
+def runs_below(path: Path) -> list[Path]:
+    """Each folder that holds a run, in or below a path: cells of grids in their order, then others.
+
+    Others are in the order of their names.
+    """
+    if not path.is_dir():
+        return []
+    found = sorted({file.parent for name in DESCRIPTIONS for file in path.rglob(name)})
+    cells: dict[Path, None] = {}
+    for file in sorted(path.rglob(GRID_FILE)):
+        listed = _mapping(file, tomllib.loads).get("grid", {}).get("cells", [])
+        cells |= dict.fromkeys(file.parent / str(cell) for cell in listed)
+    return sorted(found, key=[*cells, *(f for f in found if f not in cells)].index)
 
 
 def read_rows(folder: Path | str) -> Rows:

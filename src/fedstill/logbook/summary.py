@@ -14,6 +14,8 @@ from fedstill.logbook.writer import write_json
 
 LARGEST_DIAGONAL = 30  # models scored on nothing but their own sets, whose matrix is written
 CHOSEN_ON_TEST_DATA = "chosen on test data: report beside the last"
+CHOSEN_ON_HELD_OUT = "chosen on held-out examples: report beside the last"
+HELD_OUT = "training examples held out, not the test sets"
 
 
 def summarise(
@@ -23,13 +25,15 @@ def summarise(
     rounds: int | None = None,
     seconds: float | None = None,
     lower_is_better: Collection[str] = ("loss",),
+    held_out: int = 0,
     counts: Collection[str] = ("confusion",),
     **facts: Any,
 ) -> dict[str, Any]:
     """A run in one table: last and best scores, traffic, time, and other facts as given.
 
     Accuracies stand at the top; `metrics` holds, by name, the same of every other metric but of
-    `counts`, which have no mean.
+    `counts`, which have no mean. With `held_out` the scores are those on so many training
+    examples, and the summary says so.
 
     Round 0 is what happens before the first round; without `rounds`, the last round of any row
     counts. Without `seconds`, the rows named `seconds` are added up, so that a resumed run counts
@@ -40,12 +44,14 @@ def summarise(
         rounds = max((row.round for table in tables for row in table), default=0)
     if seconds is None:
         seconds = math.fsum(row.value for row in rows.metrics if row.name == "seconds")
+    scored = {"held_out": held_out, "scored_on": HELD_OUT} if held_out else {}
     others = [n for n in rows.metric_names() if n != "accuracy" and not _among(n, counts)]
     summary = {
         "status": status,
         "rounds": rounds,
         "seconds": seconds,
         **facts,
+        **scored,
         **_scores(rows, "accuracy"),
         "metrics": {
             name: _without_accuracy(_scores(rows, name, _among(name, lower_is_better)))
@@ -54,7 +60,20 @@ def summarise(
         "traffic": traffic(rows.messages),
         "floats_per_round": floats_per_round(rows.messages, rounds),
     }
-    return {name: _plain(value) for name, value in summary.items()}
+    found = {name: _plain(value) for name, value in summary.items()}
+    return _on_held_out(found) if held_out else found
+
+
+def _on_held_out(summary: dict[str, Any]) -> dict[str, Any]:
+    """The same with notes that say on what the best round was chosen."""
+    return {
+        key: _on_held_out(value)
+        if isinstance(value, dict)
+        else CHOSEN_ON_HELD_OUT
+        if value == CHOSEN_ON_TEST_DATA
+        else value
+        for key, value in summary.items()
+    }
 
 
 def write_summary(folder: Path | str, summary: dict[str, Any]) -> None:

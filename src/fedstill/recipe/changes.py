@@ -67,6 +67,11 @@ def _meant(methods: Sequence[Any], keys: Sequence[str]) -> tuple[list[Any], list
     return [table for table in methods if _fits(keys[0], _kind(table))], list(keys)
 
 
+def reaches(method: Any, keys: Sequence[str]) -> bool:
+    """Whether a key of `method` means this method's table, by its label or because it has it."""
+    return bool(_meant([method], keys)[0])
+
+
 def label_of(table: Any) -> str:
     """What a method's table is called: its label, else its name without the path of a file."""
     found = table if isinstance(table, Mapping) else {}

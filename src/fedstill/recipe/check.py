@@ -20,6 +20,7 @@ from fedstill.recipe.fields import read_table, read_values
 from fedstill.recipe.networks import read_networks
 from fedstill.recipe.tables import (
     FREE_TABLES,
+    GRID,
     QUICK,
     EngineTable,
     FederationTable,
@@ -38,7 +39,7 @@ OLDER_ENGINE_WORDS = {"lanes": "streams"}
 def checked(tables: Table) -> list[Recipe]:
     """A recipe for each method; raises with every fault of every table."""
     faults: list[str] = []
-    known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES, QUICK}
+    known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES, GRID, QUICK}
     faults += [unknown("table", name, known) for name in tables if name not in known]
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
     if run is not None:

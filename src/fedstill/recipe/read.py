@@ -109,6 +109,15 @@ def overridden(tables: Table, overrides: Sequence[str]) -> Table:
     return changed
 
 
+def with_value(tables: Table, key: str, value: Any) -> Table:
+    """The same tables with the value at a dotted key."""
+    changed: Table = copy.deepcopy(tables)
+    wrong = _change(changed, key, value)
+    if wrong:
+        raise RecipeError(f"{key}: {wrong}")
+    return _settled(changed, Path.cwd())
+
+
 def quickened(tables: Table) -> Table:
     """The small variant of a recipe: its `[quick]` table applied; what that breaks is refused.
 

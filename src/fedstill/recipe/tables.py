@@ -21,6 +21,7 @@ Table = dict[str, Any]
 Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
+GRID = "grid"  # seeds and swept values; see recipe.grid
 QUICK = "quick"  # changes for a small variant; see quickened
 
 

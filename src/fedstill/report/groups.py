@@ -27,6 +27,7 @@ DIRECTIONS = ("up", "down", "peer")
 
 _OF_ACCURACY = (*SCORES, *BY_CLIENT.values(), "accuracy_by_client", "accuracy_matrix")
 _SEED = "seed"
+MOST_DIFFERENCES = 4  # values by which a row is named
 _NOT_THE_EXPERIMENT = (
     "engine",
     "about",
@@ -66,6 +67,7 @@ class Setting:
     data: str
     digest: str
     details: str  # the rest of the recipe, in one canonical line
+    held_out: bool = False  # scored on training examples, not on the test sets
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,16 @@ def setting_of(run: Run) -> Setting:
     }
     if "rounds" in about:
         rest["rounds"] = about["rounds"]
+    digest = run.summary.get("data_digest")
+    if "hold_out" in data and "held_out" not in run.summary:
+        digest = None  # of an earlier fedstill: that of what this seed held out
     return Setting(
         method=str(method.get("name", "unnamed method")),
         label=str(method.get("label", "")),
         data=str(data.get("name", "unnamed data")),
-        digest=str(run.summary.get("data_digest") or _digest(_kept(data))),
+        digest=str(digest or _digest(_kept(data))),
         details=json.dumps(rest, sort_keys=True, default=str),
+        held_out="hold_out" in data or bool(run.summary.get("held_out")),
     )
 
 
@@ -281,16 +287,39 @@ def _bytes_said(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(settings: Sequence[Setting]) -> list[str]:
-    """Method and label, and, where these are the same, the values that tell settings apart."""
+    """Method and label, and, where these are the same, the values that tell settings apart.
+
+    Settings on other data stand in another table, so only those on the same data are told apart.
+    """
     plain = [_method_and_label(each) for each in settings]
     names: list[str] = []
     for setting, name in zip(settings, plain, strict=True):
-        alike = [other for other, its in zip(settings, plain, strict=True) if its == name]
+        alike = [
+            other
+            for other, its in zip(settings, plain, strict=True)
+            if its == name and _place(other) == _place(setting)
+        ]
         if len(alike) > 1:
             name = f"{name} ({_difference(setting, alike)})"
+        elif plain.count(name) > 1:
+            name = f"{name} ({_where(setting, settings)})"
         # Values too many to name may leave two alike; a number keeps both.
         names.append(f"{name} #{names.count(name) + 1}" if name in names else name)
     return names
+
+
+def _place(setting: Setting) -> tuple[str, str, bool]:
+    return setting.data, setting.digest, setting.held_out
+
+
+def _where(setting: Setting, others: Sequence[Setting]) -> str:
+    """What tells the data of a setting from those of others."""
+    if len({other.data for other in others}) == len({_place(other) for other in others}):
+        return setting.data
+    if setting.held_out:
+        return f"{setting.data}, held-out"
+    same = {other.digest for other in others if other.data == setting.data and not other.held_out}
+    return setting.data if len(same) == 1 else f"{setting.data} {setting.digest[:8]}"
 
 
 def _method_and_label(setting: Setting) -> str:
@@ -301,14 +330,13 @@ def _method_and_label(setting: Setting) -> str:
 
 
 def _difference(setting: Setting, alike: Sequence[Setting]) -> str:
+    """The values in which a setting differs from those of the same name on the same data."""
     mine = _flat(json.loads(setting.details))
     others = [_flat(json.loads(other.details)) for other in alike]
     keys = sorted({key for each in (mine, *others) for key in each})
     differ = [key for key in keys if any(other.get(key) != mine.get(key) for other in others)]
-    words = [f"{key.removeprefix('method.')}={mine.get(key, 'absent')}" for key in differ[:3]]
-    if len({(other.data, other.digest) for other in alike}) > 1:
-        words = [word for word in words if not word.startswith("data.")]
-        words.insert(0, f"{setting.data} {setting.digest[:8]}")
+    shown = differ[:MOST_DIFFERENCES]
+    words = [f"{key.removeprefix('method.')}={mine.get(key, 'absent')}" for key in shown]
     return ", ".join(words)
 
 

@@ -55,11 +55,13 @@ class Section:
     data: str
     digest: str
     groups: tuple[Group, ...]
+    held_out: bool = False  # scored on training examples, not on the test sets
 
     @property
     def title(self) -> str:
         """The data's name and the beginning of its digest."""
-        return f"{self.data} (data {self.digest[:8]})" if self.digest else self.data
+        name = f"{self.data} (data {self.digest[:8]})" if self.digest else self.data
+        return f"{name}, held-out scores" if self.held_out else name
 
     @property
     def targets(self) -> list[str]:
@@ -88,6 +90,7 @@ class Comparison:
                 {
                     "data": section.data,
                     "digest": section.digest,
+                    "held_out": section.held_out,
                     "groups": [_group_as_dict(group) for group in section.groups],
                 }
                 for section in self.sections
@@ -146,15 +149,20 @@ def compare(runs: Sequence[Run], metric: str = ACCURACY) -> Comparison:
     gathered, notes = gather(runs)
     groups = [group_of(name, members, metric) for name, members in gathered.items()]
     notes += [note for members in gathered.values() for note in _unequal(members)]
-    sections: dict[tuple[str, str], list[Group]] = {}
+    sections: dict[tuple[str, str, bool], list[Group]] = {}
     for group in groups:
-        sections.setdefault((group.setting.data, group.setting.digest), []).append(group)
+        setting = group.setting
+        place = (setting.data, setting.digest, setting.held_out)
+        sections.setdefault(place, []).append(group)
     if len(sections) > 1:
         notes.insert(0, "the runs do not share their data: compare within a table, not across")
-    names = [data for data, _ in sections]
+    names = [data for data, _, held_out in sections if not held_out]
     for name in sorted({name for name in names if names.count(name) > 1}):
         notes.insert(1, f"{name}: the runs name the same data, but the digests of it differ")
-    ordered = (Section(data, digest, tuple(each)) for (data, digest), each in sections.items())
+    ordered = (
+        Section(data, digest, tuple(each), held_out)
+        for (data, digest, held_out), each in sections.items()
+    )
     return Comparison(tuple(ordered), tuple(notes), metric)
 
 
@@ -266,10 +274,17 @@ def _explained(section: Section, metric: str) -> list[str]:
     if not any(len(group.seeds) > 1 for group in section.groups):
         lines = [f"{unit}, one seed{seeds}"]
     lines.append("bytes of all rounds, each message counted once, however many hear it")
+    if section.held_out:
+        lines.append(
+            "scored on training examples that were held out, not on the test sets: for choosing "
+            "values, not for reporting"
+        )
     if _one_test_set(section):
-        lines.append("all clients share one test set")
+        shared = "one held-out set" if section.held_out else "one test set"
+        lines.append(f"all clients share {shared}")
     if BEST_SCORE in _scores(section):
-        lines.append("best round: chosen on test data")
+        where = "held-out examples" if section.held_out else "test data"
+        lines.append(f"best round: chosen on {where}")
     if SERVER_SCORE not in _scores(section):
         lines.append(
             "where clients keep their own models, a column is the mean of all models on that test "

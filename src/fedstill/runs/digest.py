@@ -155,8 +155,10 @@ def normalisation(population: Population, node: NodeId = SERVER) -> dict[str, An
 
 
 def content_digest(collection: Collection) -> str:
-    """What the data are, however they are split."""
-    seen = {id(e): e for site in collection.sites for e in (site.pool, site.test)}
+    """What the data are, however they are split; what is held out lies in the pools already."""
+    seen = {id(site.pool): site.pool for site in collection.sites}
+    if not collection.held_out:
+        seen |= {id(site.test): site.test for site in collection.sites}
     digests = sorted(examples.digest() for examples in seen.values())
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedstill.core.errors import RunFolderError
@@ -24,7 +25,13 @@ except ImportError:  # not on this system: two processes in one folder go unnoti
     fcntl = None  # type: ignore[assignment]
 
 FOLDER_VERSION = 1
-BEGINNING = {"environment.json", "partition.csv", "graph.csv"}  # written before the description
+LOCK = ".lock"
+BEGINNING = {"environment.json", "partition.csv", "graph.csv", LOCK}  # before the description
+NO_LOCKS_OF_FOLDERS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.EACCES)  # as NFS says it
+
+
+class Occupied(RunFolderError):
+    """A folder in which another process is writing."""
 
 
 def description_in(folder: Path) -> Path | None:
@@ -102,16 +109,37 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder so that no second process writes to it; a kill lets go of it."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
+    """Hold a folder so that no second process writes to it; a kill lets go of it.
+
+    A folder that is not there is made, and taken away again where nothing was written to it.
+    """
+    with writing(folder):
+        made = _made(folder)
     try:
-        _lock(handle, folder)
-        yield
+        if fcntl is None:
+            yield
+            return
+        handle = _held(folder)
+        try:
+            yield
+        finally:
+            os.close(handle)
     finally:
-        os.close(handle)
+        _take_away(made)
+
+
+def _made(folder: Path) -> list[Path]:
+    """The folder and those above it that had to be made, the innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _take_away(made: Sequence[Path]) -> None:
+    """Empty folders that were made for nothing."""
+    with suppress(OSError):  # the first that holds something ends it
+        for path in made:
+            path.rmdir()
 
 
 def fresh_folder(wanted: Path) -> Path:
@@ -128,11 +156,33 @@ def safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
 
 
+def _held(folder: Path) -> int:
+    """A handle that locks a folder, by the folder itself or, on file systems that lock files
+    alone, by a file in it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+    except OSError as error:
+        os.close(handle)
+        if error.errno not in NO_LOCKS_OF_FOLDERS:
+            raise
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            _lock(handle, folder)
+        except BaseException:
+            os.close(handle)
+            raise
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
 def _lock(handle: int, folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise RunFolderError(
+        raise Occupied(
             f"another process is writing to {folder}; wait until it has ended"
         ) from error
 

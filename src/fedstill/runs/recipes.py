@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedstill.core.errors import RecipeError, RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.engines import checkpoint
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
@@ -27,7 +27,7 @@ from fedstill.runs.folder import check_free, fresh_folder
 from fedstill.runs.session import Keeping, Session, check_same, standing
 from fedstill.runs.virtual import distilled
 
-__all__ = ["begin", "check_free", "folders_for", "fresh_folder", "prepared", "recipe_of", "resume"]
+__all__ = ["begin", "check_free", "fresh_folder", "prepared", "recipe_of", "resume"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +96,18 @@ def begin(
     line: Transport | None = None,
 ) -> Path:
     """Run a recipe in a new folder and return it; with a line, over several ranks."""
+    with folders.alone(folder):
+        begin_held(recipe, folder, watch, line)
+    return folder
+
+
+def begin_held(
+    recipe: Recipe, folder: Path, watch: Watch | None = None, line: Transport | None = None
+) -> None:
+    """The same in a folder that this process holds."""
     check_free(folder)
     with session(recipe, folder, watch, line) as made:
         made.begin()
-    return folder
 
 
 def resume(
@@ -109,14 +117,25 @@ def resume(
     line: Transport | None = None,
 ) -> Path:
     """Go on from the newest checkpoint of a folder; the result is that of an unbroken run."""
-    recipe = recipe_of(folder, overrides)
+    recipe_of(folder, overrides)
     with folders.alone(folder):
-        if checkpoint.latest(folder / "checkpoints") is not None:
-            check_same(folder, decisive(recipe_of(folder)), decisive(recipe))
-        with session(recipe, folder, watch, line) as made:
-            written = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
-            made.resume(changed=bool(overrides), written=decisive_in(written))
+        resume_held(folder, overrides, watch, line)
     return folder
+
+
+def resume_held(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    watch: Watch | None = None,
+    line: Transport | None = None,
+) -> None:
+    """The same in a folder that this process holds."""
+    recipe = recipe_of(folder, overrides)
+    if checkpoint.latest(folder / "checkpoints") is not None:
+        check_same(folder, decisive(recipe_of(folder)), decisive(recipe))
+    with session(recipe, folder, watch, line) as made:
+        written = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+        made.resume(changed=bool(overrides), written=decisive_in(written))
 
 
 def recipe_of(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -141,21 +160,3 @@ def recipe_of(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 def seeded(recipe: Recipe, seed: int) -> Recipe:
     """The same recipe with another seed."""
     return replace(recipe, run=replace(recipe.run, seed=seed))
-
-
-def folders_for(
-    recipes: Sequence[Recipe], seeds: Sequence[int], out: Path
-) -> list[tuple[Recipe, Path]]:
-    """A folder for each method and seed: `out` itself for a single run, else one below it."""
-    made: dict[Path, Recipe] = {}
-    for recipe in recipes:
-        place = out / folders.safe(recipe.label) if len(recipes) > 1 else out
-        for seed in seeds:
-            folder = place / f"seed-{seed}" if len(seeds) > 1 else place
-            if folder in made:
-                raise RecipeError(
-                    f"method.label: {made[folder].label!r} and {recipe.label!r} would share the "
-                    f"folder {folder}; change one of them"
-                )
-            made[folder] = seeded(recipe, seed)
-    return [(recipe, folder) for folder, recipe in made.items()]

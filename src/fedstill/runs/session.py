@@ -90,13 +90,13 @@ class Session:
             self.engine.check_ready(standing(digest(about.decisive, experiment.population)))
 
     def begin(self) -> Rows:
-        """Play from the beginning."""
+        """Play from the beginning, in a folder where nobody else writes now."""
         folder = self.folder
         if folder is None:
             return self._play(None, None)
         data = self.experiment.population.data
         folders.begin(folder, self.about.file, self.about.text, data, self.experiment.graph)
-        with folders.alone(folder), self.engine.spilling_to(folder / ASLEEP):
+        with self.engine.spilling_to(folder / ASLEEP):
             return self._play(folder, None)
 
     def resume(self, *, changed: bool, written: Mapping[str, Any] | None = None) -> Rows:
@@ -194,6 +194,12 @@ class Session:
             keep=self.keeping.keep_checkpoints, extra=extra,
         )  # fmt: skip
 
+    @property
+    def held_out(self) -> int:
+        """Training examples on which models are scored in place of the test sets."""
+        data = self.experiment.population.data
+        return 0 if data is None else data.held_out
+
     def _first_notes(self, saved: checkpoint.Saved | None) -> list[Note]:
         """What a reader must know of a run's beginning, or of where it goes on."""
         if saved is None:
@@ -215,6 +221,7 @@ class Session:
             seed=self.experiment.seed,
             data=self.about.data,
             data_digest=None if population.data is None else content_digest(population.data),
+            held_out=self.held_out,
             engine=self.engine.name,
             device=str(self.device),
             networks=named_networks(population.models),
@@ -238,13 +245,14 @@ def run_experiment(
     watch: Watch | None,
 ) -> tuple[Session, Rows]:
     """Play an experiment made of objects, from the beginning or from a folder's checkpoint."""
-    going_on = resume and folder is not None and folders.description_in(folder) is not None
-    if folder is not None and not going_on:
-        folders.check_free(folder)
     with ExitStack() as held:
         before = None
-        if going_on and folder is not None:
+        if folder is not None:
             held.enter_context(folders.alone(folder))
+        going_on = resume and folder is not None and folders.description_in(folder) is not None
+        if folder is not None and not going_on:
+            folders.check_free(folder)
+        if going_on and folder is not None:
             before = _before(folder)
             if checkpoint.latest(folder / "checkpoints") is not None:
                 check_same(folder, decisive_of(json.loads(before)), about.decisive)

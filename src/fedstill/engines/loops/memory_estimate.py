@@ -49,8 +49,11 @@ def device_memory_left(device: torch.device) -> int | None:
     """Bytes that may still be taken where the work is done; None if the system does not tell."""
     if device.type != "cuda":
         return memory_left()
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + idle
+    reserved = torch.cuda.memory_reserved(device)
+    free, total = torch.cuda.mem_get_info(device)
+    # A process that shares a GPU may take a part of it, see runs.worker.
+    own = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    return int(min(free, own)) + reserved - torch.cuda.memory_allocated(device)
 
 
 class _Tally:

@@ -1,0 +1,314 @@
+"""Grids on the command line: cells one after another or beside each other, and what is said."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedstill.commands.progress import progress_bar, progress_bars
+
+if TYPE_CHECKING:
+    from fedstill.recipe.grid import Grid
+    from fedstill.runs.grid import Cell
+
+
+@dataclass(frozen=True)
+class Going:
+    """How the cells of a grid are played."""
+
+    out: Path
+    quiet: bool = False
+    parallel: int = 1
+    line: Any = None  # to the other ranks
+    overrides: tuple[str, ...] = ()
+    named: bool = True  # say where each went
+
+
+@dataclass
+class Tally:
+    """What became of cells."""
+
+    total: int
+    played: int = 0
+    elsewhere: list[Cell] = field(default_factory=list)
+    failed: list[tuple[Cell, str]] = field(default_factory=list)
+
+
+def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
+    """Play a grid from its beginning, or what is left of it; then test what was chosen."""
+    from fedstill.runs import grid as grids
+
+    out = going.out
+    cells = grids.first_cells(grid, out)
+    if grid.select:
+        grids.check_score(grid.select, [cell.recipe for cell in cells] or _recipes(grid))
+    if continuing:
+        grids.check_same_grid(cells, out)
+    else:
+        grids.check_free(cells, out)
+        _check_no_grid(grid, out)
+    if len(cells) > 1 or grid.select:
+        grids.write_grid(grid, cells, out)
+    if grid.search:
+        cells = grids.search(grid, out, lambda some: play_all(some, going))
+    else:
+        play_all(cells, going)
+    if grid.select:
+        choices = grids.chosen(grid, cells)
+        for choice in choices:
+            values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
+            said = f"{choice.method}: chosen {values or 'as it is'}"
+            typer.echo(f"{said}, held-out {grid.select} {choice.score:.4f}", err=True)
+        tested = grids.chosen_cells(grid, choices, out)
+        grids.check_same_grid(tested, out)
+        grids.write_grid(grid, [*cells, *tested], out)
+        play_all(tested, going)
+
+
+def run_cell(grid: Grid, going: Going, number: int) -> None:
+    """Play one cell of a grid, beside other processes that play others into the same folder."""
+    from fedstill.core.errors import RecipeError
+    from fedstill.runs import grid as grids
+
+    cells = grids.first_cells(grid, going.out)
+    if grid.search:
+        raise RecipeError("--cell: the points of a search are not known before it has run")
+    if not 0 <= number < len(cells):
+        raise RecipeError(f"--cell {number}: the grid has the cells 0 to {len(cells) - 1}")
+    grids.check_same_grid(cells[number : number + 1], going.out)
+    if len(cells) > 1:
+        grids.write_grid(grid, cells, going.out)
+    play_all([cells[number]], going)
+
+
+def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
+    """A command for each cell, and one more that chooses and tests where that is asked for."""
+    from fedstill.core.errors import RecipeError
+    from fedstill.runs import grid as grids
+
+    if grid.search:
+        raise RecipeError("--list: the points of a search are not known before it has run")
+    own = [word for word in arguments if word != "--list"]
+    command = shlex.join(["fedstill", *own])
+    place = "" if any(w == "--out" or w.startswith("--out=") for w in own) else f" --out {out}"
+    cells = range(len(grids.first_cells(grid, out)))
+    last = [f"{command}{place} --continue"] if grid.select else []
+    return [*(f"{command}{place} --cell {number}" for number in cells), *last]
+
+
+def play_all(cells: Sequence[Cell], going: Going) -> None:
+    """Play every cell that has not finished; say where each went, and what could not be played."""
+    waiting = [cell for cell in cells if going.overrides or not cell.finished]
+    before = len(cells) - len(waiting)
+    if before and going.named:
+        typer.echo(f"fedstill: {before} of {len(cells)} runs had finished before", err=True)
+    tally = Tally(len(cells), before)
+    try:
+        if going.parallel > 1:
+            _beside_each_other(waiting, going, tally)
+        else:
+            _one_by_one(waiting, going, tally)
+    except KeyboardInterrupt:
+        typer.echo(f"fedstill: stopped; {_then(cells, going)}", err=True)
+        raise typer.Exit(130) from None
+    for cell in tally.elsewhere:
+        typer.echo(f"fedstill: {cell.folder} is played by another process", err=True)
+    if tally.failed:
+        from fedstill.core.errors import FedstillError
+
+        for cell, text in tally.failed:
+            typer.echo(f"fedstill: {cell.folder} failed: {text}", err=True)
+        raise FedstillError(
+            f"{len(tally.failed)} of {len(cells)} runs failed; the others are kept, "
+            "and --continue tries these again"
+        )
+
+
+def play_one(cell: Cell, going: Going, play: Callable[[Any], None]) -> None:
+    """Play one run by a function that takes who watches, and say where it went."""
+    try:
+        with progress_bar(f"{cell.title} seed {cell.recipe.run.seed}", going.quiet) as watch:
+            play(watch)
+    except KeyboardInterrupt:
+        typer.echo(f"fedstill: stopped; {_then([cell], going)}", err=True)
+        raise typer.Exit(130) from None
+    _finished(cell, going, Tally(1))
+
+
+def _then(cells: Sequence[Cell], going: Going) -> str:
+    """How to go on after a stop."""
+    if len(cells) > 1 or cells[0].folder != going.out:
+        return f"go on with `fedstill resume {going.out}`"
+    folder = cells[0].folder
+    return f"go on with `fedstill resume {folder}`" if cells[0].begun else "nothing was begun"
+
+
+def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
+    from fedstill.core.errors import FedstillError
+    from fedstill.runs import grid as grids
+    from fedstill.runs.folder import Occupied
+
+    for cell in cells:
+        title = f"{cell.title} seed {cell.recipe.run.seed}"
+        if tally.total > 1:
+            title = f"{tally.played + 1}/{tally.total} {title}"
+        try:
+            with progress_bar(title, going.quiet) as watch:
+                grids.play(cell, watch, going.line, going.overrides)
+        except Occupied:
+            if tally.total == 1:
+                raise
+            tally.elsewhere.append(cell)
+            continue
+        except FedstillError as error:
+            if tally.total == 1 or not cell.begun:  # what is wrong before any round is for all
+                raise
+            tally.failed.append((cell, str(error)))
+            continue
+        _finished(cell, going, tally)
+
+
+def _beside_each_other(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
+    """Hand cells to so many processes, each the next one when it is done with one."""
+    from fedstill.runs import worker
+
+    count = min(going.parallel, len(cells))
+    if not count:
+        return
+    left = list(reversed(cells))
+    answers: Queue[tuple[int, dict[str, Any] | None]] = Queue()
+    with _workers(count, answers) as workers, progress_bars(tally.total, going.quiet) as bars:
+        at: dict[int, Cell] = {}
+
+        def next_for(number: int) -> None:
+            if left:
+                cell = at[number] = left.pop()
+                bars.begin(number, f"{cell.title} seed {cell.recipe.run.seed}")
+                workers[number](worker.job(cell, going.overrides))
+
+        for number in range(count):
+            next_for(number)
+        while at:
+            number, told = answers.get()
+            if told is not None and told["kind"] == worker.PROGRESS:
+                bars.progress(number, told)
+                continue
+            cell = at.pop(number)
+            bars.end(number)
+            if told is None:
+                tally.failed.append((cell, "its process ended"))
+            elif told["kind"] == worker.DONE:
+                _finished(cell, going, tally)
+                bars.whole(tally.played)
+            elif told["kind"] == worker.OCCUPIED:
+                tally.elsewhere.append(cell)
+            else:
+                tally.failed.append((cell, told["text"]))
+            if told is not None:
+                next_for(number)
+
+
+@contextmanager
+def _workers(count: int, answers: Queue[Any]) -> Iterator[list[Callable[[str], None]]]:
+    """Processes that play cells; given is a function for each that hands it a job."""
+    command = [sys.executable, "-m", "fedstill.runs.worker", str(count)]
+    started = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+            start_new_session=True,  # a Ctrl-C is ours to pass on
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+
+    def listen(number: int) -> None:
+        stream = started[number].stdout
+        assert stream is not None
+        for line in stream:
+            answers.put((number, json.loads(line)))
+        answers.put((number, None))
+
+    def tell(number: int) -> Callable[[str], None]:
+        stream = started[number].stdin
+        assert stream is not None
+
+        def hand(job: str) -> None:
+            stream.write(job + "\n")
+            stream.flush()
+
+        return hand
+
+    listening = [Thread(target=listen, args=(number,), daemon=True) for number in range(count)]
+    for thread in listening:
+        thread.start()
+    try:
+        yield [tell(number) for number in range(count)]
+    except BaseException:
+        for process in started:
+            process.send_signal(signal.SIGKILL)  # what was written is whole at any moment
+        raise
+    finally:
+        for process in started:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait()
+        for thread in listening:
+            thread.join()
+        for process in started:
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _finished(cell: Cell, going: Going, tally: Tally) -> None:
+    tally.played += 1
+    if going.named:
+        recipe = cell.recipe
+        place = f" ({tally.played} of {tally.total})" if tally.total > 1 else ""
+        title = f"{cell.title} · {recipe.data.name} · seed {recipe.run.seed}"
+        typer.echo(f"{title}: {result(cell.folder, recipe.run.metrics[0])} → {cell.folder}{place}")
+
+
+def result(folder: Path, metric: str) -> str:
+    """The average that stands for a run, and that of the metric named first in its recipe."""
+    from fedstill.metrics import name_of
+    from fedstill.report.groups import scores_of
+
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    names = ("average_accuracy", "averaged_global_accuracy", "averaged_local_accuracy")
+    held = "held-out " if summary.get("held_out") else ""
+    said = []
+    for name in dict.fromkeys(("accuracy", name_of(metric))):
+        table = scores_of(summary, name)
+        scores = [table[score] for score in names if table.get(score) is not None]
+        percent = name == "accuracy"
+        said += [
+            f"{held}{name} {100 * x:.2f} %" if percent else f"{held}{name} {x:.4f}"
+            for x in scores[:1]
+        ]
+    return ", ".join(said) or "not evaluated"
+
+
+def _recipes(grid: Grid) -> list[Any]:
+    return [grid.point(method, {}).recipe for method in grid.methods()]
+
+
+def _check_no_grid(grid: Grid, out: Path) -> None:
+    from fedstill.core.errors import RunFolderError
+    from fedstill.logbook.reader import GRID_FILE
+
+    if grid.select and (out / GRID_FILE).exists():
+        raise RunFolderError(
+            f"{out} already holds a grid; go on with it by --continue, or give another folder "
+            "with --out"
+        )
