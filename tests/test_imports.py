@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     # What an experiment is they may know, not how its rounds are played.
     "engines": (
         {
-            *("channels", "core", "engines", "metrics", "wire"),
+            *("channels", "core", "engines", "metrics", "privacy", "wire"),
             *("federation.experiment", "federation.population"),
         },
         {"torch"},
@@ -49,6 +49,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "federation",
             "metrics",
             "models",
+            "privacy",
         },
         {"torch", "numpy", "networkx"},
     ),

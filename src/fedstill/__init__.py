@@ -23,6 +23,7 @@ _HOMES = {
     "fedstill.federation.experiment": "Experiment",
     "fedstill.federation.population": "Population",
     "fedstill.federation.run": "Progress",
+    "fedstill.privacy.privacy": "Privacy",
     "fedstill.federation.topology": (
         "TOPOLOGIES Complete ErdosRenyi Exponential Grid RandomRegular Ring SmallWorld Star "
         "Topology Torus"

@@ -14,6 +14,9 @@ from fedstill.federation.population import (
 from fedstill.federation.run import (
     Progress as Progress,
 )
+from fedstill.privacy.privacy import (
+    Privacy as Privacy,
+)
 from fedstill.federation.topology import (
     TOPOLOGIES as TOPOLOGIES, Complete as Complete, ErdosRenyi as ErdosRenyi,
     Exponential as Exponential, Grid as Grid, RandomRegular as RandomRegular, Ring as Ring,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from fedstill.core.data import Data
-from fedstill.core.errors import ProtocolError
+from fedstill.core.errors import ProtocolError, SealedData
 from fedstill.core.node import Inbox, Node
+from fedstill.core.release import Spending, Terms, Use
 from fedstill.models import MLP
 
 MODEL = MLP((4,), 3, hidden=())
@@ -73,11 +76,64 @@ def test_numbers_spendings_and_rejections_are_kept_until_the_step_ends() -> None
     one = node()
     one.log(loss=1.0, steps=3)
     one.log(loss=2.0)
-    one.spend("noise")
+    one.seal(Terms(1.0, 1.0, 1, 2.0, None), granted)
+    one.spend(Use("class sums", 4))
     one.reject("c7", "sent nonsense")
     assert one.rejected == {"c7": "sent nonsense"}
     assert one.numbers == {"loss": 2.0, "steps": 3}
-    assert one.spent == ["noise"]
+    assert [(row.mechanism, row.sigma, row.releases) for row in one.spent] == [
+        ("class sums", 2.0, 4)
+    ]
+
+
+def granted(round: int, step: str, use: Use, earlier: Sequence[Spending]) -> Spending:
+    """A ledger that grants everything, with noise 2."""
+    sigma = 2.0 if use.sigma is None else use.sigma
+    return Spending(round, step, "c1", use.mechanism, sigma, use.rate, use.releases)
+
+
+def test_sealed_examples_are_counted_but_not_read() -> None:
+    data = Data.of(torch.zeros(3, 4), torch.tensor([0, 2, 2]))
+    one = Node("c1", 1, None, model=MLP((4,), 3), data=data)
+    one.seal(Terms(1.0, 1.0, 1, 2.0, None), granted)
+    assert len(one.data) == 3 and one.data.counts(3).tolist() == [1, 0, 2]
+    for read in (
+        lambda: one.data.take(torch.tensor([0])),
+        lambda: one.data.labels,
+        lambda: one.data.batches(2, one.rng("order")),
+        lambda: one.data.all(),
+        lambda: one.data.by_class(3),
+        lambda: one.data.digest(),
+        lambda: one.data + data,
+    ):
+        with pytest.raises(SealedData, match="sealed"):
+            read()
+    assert one.spend(Use("class sums")) is data
+
+
+def test_private_counts_are_noisy_always_the_same_and_paid_for_once_in_a_step() -> None:
+    data = Data.of(torch.zeros(300, 4), torch.arange(300) % 2)
+    one = Node("c1", 1, None, model=MLP((4,), 3), data=data)
+    one.seal(Terms(1.0, 1.0, 1, 2.0, 10.0), granted)
+    told = one.data.counts(3)
+    assert told.tolist() == one.data.counts(3).tolist() != [150, 150, 0]
+    assert (told - torch.tensor([150, 150, 0])).abs().max() < 60  # six deviations
+    assert int(told.min()) >= 0 and len(one.data) == int(told.sum())
+    assert [(row.mechanism, row.sigma) for row in one.spent] == [("class counts", 10.0)]
+
+
+def test_a_secret_depends_on_a_key_that_the_seed_does_not_tell() -> None:
+    model = MLP((4,), 3)
+
+    def secret(key: bytes | None, seed: int = 0, round: int = 1, *, once: bool = False) -> int:
+        one = Node("c1", round, None, model=model, seed=seed, key=key)
+        return one.secret("noise", once=once)
+
+    assert secret(b"a") == secret(b"a") != secret(b"b")
+    assert secret(b"a", seed=1) == secret(b"a", seed=2)  # the recipe's seed says nothing of it
+    assert secret(b"a", round=2) != secret(b"a")
+    assert secret(b"a", round=2, once=True) == secret(b"a", once=True)
+    assert secret(None, seed=1) != secret(None, seed=2)  # simulated: drawn from the seed
 
 
 def test_an_inbox_is_in_the_order_of_the_senders_names() -> None:
@@ -113,3 +169,15 @@ def test_a_party_can_be_seen_with_another_memory_and_all_else_is_shared() -> Non
     assert (one.state, other.state) == (None, "notes")
     assert one.numbers == {"loss": 1.0} and one.rejected == {"c1": "mumbled"}
     assert other.draw("order") == one.draw("order")
+
+
+def test_after_every_release_a_secret_is_another_one() -> None:
+    one = Node("c1", 1, None, model=MODEL, data=Data.of(torch.zeros(3, 4), torch.arange(3)))
+    one.seal(Terms(1.0, 1.0, 1, 2.0, None), granted)
+    before = one.secret("noise")
+    assert one.secret("noise") == before
+    one.spend(Use("class sums", 2))
+    after = one.secret("noise")
+    again = Node("c1", 1, None, model=MODEL, data=Data.of(torch.zeros(3, 4), torch.arange(3)))
+    again.seal(Terms(1.0, 1.0, 1, 2.0, None), granted, released=2)
+    assert before != after == again.secret("noise")  # a step that is played twice in a round

@@ -26,6 +26,7 @@ from fedstill.core.errors import RankError
 from fedstill.core.method import Method, at_clients
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
+from fedstill.core.release import Use
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -38,6 +39,7 @@ from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.privacy import Privacy
 from fedstill.recipe.tables import values
 from fedstill.recipe.toml import toml_text
 from fedstill.testing import small
@@ -46,9 +48,10 @@ from small_recipes import CLIENTS, CONVNET, contents, fedstill, last_weights, me
 # ---- ranks that are threads: every method
 
 
-def rows(log: MemoryLog) -> tuple[list[Any], list[Any], list[Any]]:
+def rows(log: MemoryLog) -> tuple[list[Any], ...]:
     """All that is written down, but for the times."""
-    return [n for n in log.metrics if n.name != "seconds"], log.messages, log.notes
+    metrics = [n for n in log.metrics if n.name != "seconds"]
+    return metrics, log.messages, log.notes, log.privacy
 
 
 def tensors(engine: Any) -> dict[str, dict[str, torch.Tensor] | None]:
@@ -154,7 +157,7 @@ class Chat(Method):
         """Address everybody."""
         client.state = Own(client.state.acts + 1)
         client.log(plain=1, undefined=float("nan"), endless=float("inf"))
-        client.spend("a use")
+        client.spend(Use("class sums", 2))
         common, special = Word(torch.tensor(1.0)), Word(torch.tensor(2.0))
         return Addressed({c: special if c == "c0" else common for c in client.models})
 
@@ -174,6 +177,7 @@ def test_addressed_words_odd_numbers_absences_and_refusals_arrive_as_they_were()
         return "no answer" if node == "c2" and round == 2 else None
 
     world, options = worlds.vectors(), {"absences": gone, "bad_messages": "leave_out"}
+    options["privacy"] = Privacy(1.0, 1e-3)
     alone, log = worlds.played(Chat(), world, 2, **options)
     with played(Chat(), world, 3, **options) as (three, other):
         assert repr(rows(other)) == repr(rows(log))  # NaN is not equal to itself
@@ -181,7 +185,8 @@ def test_addressed_words_odd_numbers_absences_and_refusals_arrive_as_they_were()
             node: s.acts for node, s in alone.states.items() if isinstance(s, Own)
         }
     kinds = {note.kind for note in other.notes}
-    assert kinds == {"absent", "left out", "privacy"}
+    assert kinds == {"absent", "left out"}
+    assert len(other.privacy) == 7  # four clients in two rounds, of whom one was away once
 
 
 def test_memories_are_fetched_kept_and_forgotten_wherever_they_lie() -> None:

@@ -24,12 +24,14 @@ from fedstill.core import (
     at_server,
 )
 from fedstill.core.errors import StepError
+from fedstill.core.release import Use
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress, run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.privacy import Privacy
 
 
 class Count(Message):
@@ -282,16 +284,18 @@ class Idle(Method):
     @at_clients
     def wait(self, client: Node[None], inbox: Inbox[Never]) -> None:
         """Do nothing."""
-        client.spend("a use of private data")
+        client.spend(Use("class sums", 2))
 
     def predict(self, node: Node[Any], x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(x), worlds.CLASSES)
 
 
-def test_uses_of_private_data_are_noted():
+def test_uses_of_private_data_are_written_to_the_ledger():
     _, log = worlds.played(Idle(), worlds.vectors(), rounds=1)
-    assert [(note.kind, note.node) for note in log.notes] == [
-        ("privacy", name) for name in ("c0", "c1", "c2", "c3")
+    assert log.privacy == []  # nothing is private, so nothing is spent
+    _, log = worlds.played(Idle(), worlds.vectors(), 1, privacy=Privacy(1.0, 1e-3))
+    assert [(row.round, row.step, row.node, row.releases) for row in log.privacy] == [
+        (1, "wait", name, 2) for name in ("c0", "c1", "c2", "c3")
     ]
 
 

@@ -16,6 +16,7 @@ from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedgen import Drawn, FedGen, Global, Guided, Up, teacher_shares
+from fedstill.parts.learning import Training
 from fedstill.parts.losses import diversity
 from worlds import CLASSES, engine_for, finished, pictures, played, vectors
 
@@ -158,7 +159,7 @@ def test_terms_decay_by_rounds_and_end_after_the_guided_epochs() -> None:
     method = FedGen(**{**SMALL, "epochs": 3}, guided_epochs=1, decay=0.5)
     client = engine_for(method, vectors()).node("c0", 4, "update")  # 20 examples: 3 batches
     real = client.data.batches(7, client.rng("order"), epochs=3)
-    drawn = list(method.draws(client, real))
+    drawn = list(method.draws(client, Training(real, None)).batches)
     assert [float(each.strength) for each in drawn] == [0.5**3] * 3 + [0.0] * 6
     assert [len(each.noise) for each in drawn[:3]] == [7, 7, 6]
     assert not torch.equal(drawn[0].noise, drawn[1].noise)

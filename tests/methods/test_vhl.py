@@ -14,6 +14,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.vhl import VHL, Mixed, Virtual
+from fedstill.parts.learning import Training
 from fedstill.parts.losses import supervised_contrastive
 from worlds import CLASSES, engine_for, pictures, played
 
@@ -106,7 +107,7 @@ def test_alignment_counts_in_the_first_local_epochs_only() -> None:
     engine, _ = played(method, world, rounds=0)
     client = engine.node("c0", 1, "update")
     real = client.data.batches(7, client.rng("order"), epochs=3)  # 20 examples: 3 batches
-    on = [float(each.aligning) for each in method.mixed(client, real)]
+    on = [float(each.aligning) for each in method.mixed(client, Training(real, None)).batches]
     assert on == [1.0] * 6 + [0.0] * 3
 
 
@@ -115,7 +116,8 @@ def test_a_batch_holds_virtual_images_with_their_classes_and_none_twice() -> Non
     engine, _ = played(method, world, rounds=0)
     client = engine.node("c0", 1, "update")
     images = method.made(client, client.state.seed)
-    for each in method.mixed(client, client.data.batches(7, client.rng("order"))):
+    real = Training(client.data.batches(7, client.rng("order")), None)
+    for each in method.mixed(client, real).batches:
         assert len(each.virtual.y) == 3 * CLASSES  # the whole set: a batch can be no larger
         for image, label in zip(*each.virtual, strict=True):
             places = [(c, i) for c in range(CLASSES) for i in range(3)

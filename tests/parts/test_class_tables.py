@@ -8,12 +8,12 @@ import torch
 from fedstill.core import Data
 from fedstill.core.seeds import generator
 from fedstill.parts import class_tables
-from fedstill.parts.class_tables import ClassTable, class_averages
+from fedstill.parts.class_tables import ClassTable, exact_averages
 
 
 def test_averages_are_the_means_of_the_classes_held() -> None:
     x = torch.tensor([[1.0, 0.0], [3.0, 2.0], [10.0, 10.0]])
-    means = class_averages(lambda x: 2 * x, Data.of(x, torch.tensor([3, 3, 1])), 5)
+    means = exact_averages(lambda x: 2 * x, Data.of(x, torch.tensor([3, 3, 1])), 5)
     assert means.classes.tolist() == [1, 3] and means.counts.tolist() == [1, 2]
     assert means.rows.tolist() == [[20, 20], [4, 2]]
 
@@ -21,9 +21,9 @@ def test_averages_are_the_means_of_the_classes_held() -> None:
 def test_averages_do_not_depend_on_how_the_pass_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = generator(0, "cut")
     x, y = torch.randn(50, 4, generator=rng), torch.randint(3, (50,), generator=rng)
-    whole = class_averages(torch.tanh, Data.of(x, y), 3)
+    whole = exact_averages(torch.tanh, Data.of(x, y), 3)
     monkeypatch.setattr(class_tables, "CHUNK", 7)
-    cut = class_averages(torch.tanh, Data.of(x, y), 3)
+    cut = exact_averages(torch.tanh, Data.of(x, y), 3)
     assert torch.allclose(whole.rows, cut.rows, atol=1e-6)
     for row, c in enumerate(whole.classes.tolist()):
         assert torch.allclose(whole.rows[row], torch.tanh(x[y == c]).mean(0), atol=1e-6)

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from fedstill.commands import (
     auditing,
+    budget,
     data,
     listings,
     looking,
@@ -35,6 +36,7 @@ COMMANDS = (
     *(looking.methods, looking.show, looking.compare, looking.matrix, looking.curves),
     *(reporting.report, reporting.view),
     *(data.data, data.shift),
+    budget.privacy,
     running.demo,
     measuring.bench,
 )

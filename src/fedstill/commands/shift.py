@@ -102,7 +102,7 @@ def measured(recipe: Recipe, most: int = 100) -> tuple[list[Cloud], list[Cloud]]
         model = population.party(SERVER).model.on(execution.torch_device)
         weights = model.init(draw(seed, "shift network"))
         real = {name: population.party(name).data for name in population.clients}
-        distilled = virtual_sets(experiment, virtual, execution, cache)
+        distilled, _ = virtual_sets(experiment, virtual, execution, cache)
         return (
             clouds(real, model, weights, most, seed),
             clouds(distilled, model, weights, most, seed),

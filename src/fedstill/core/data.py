@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedstill.core import gpu, trees
+from fedstill.core.errors import SealedData
 from fedstill.core.torch_internals import is_wrapped
 
 B = TypeVar("B")
@@ -330,6 +331,14 @@ class Data:
             rows += torch.split(order, size)
         return Plan(self, rows[:steps])
 
+    @property
+    def normalisation(self) -> Pool | None:
+        """A pool without examples that normalises as the first one does; None without examples."""
+        if not self.parts:
+            return None
+        pool = self.parts[0].pool
+        return Pool(pool.stored[:0], pool.labels[:0], pool.mean, pool.std)
+
     def digest(self) -> str:
         """The sha256 of these examples as they are stored, their labels and normalisation."""
         found = hashlib.sha256()
@@ -348,3 +357,50 @@ class Data:
         """For each class the indices of its examples, on the host."""
         labels = self.labels.cpu()
         return [torch.nonzero(labels == c).flatten() for c in range(classes)]
+
+
+class Sealed(Data):
+    """A party's examples while privacy keeps them closed: how many there are, and nothing else.
+
+    How many of each class is public, or told with noise. A step that needs the examples asks
+    `node.spend(use)` for them, which asks the ledger first.
+    """
+
+    _counts: Callable[[], Tensor]  # [class], on the host
+    _normalisation: Pool | None
+
+    def __init__(self, counts: Callable[[], Tensor], normalisation: Pool | None):
+        object.__setattr__(self, "_counts", counts)
+        object.__setattr__(self, "_normalisation", normalisation)
+
+    @property
+    def parts(self) -> tuple[Rows, ...]:
+        raise self._closed()
+
+    def batches(
+        self, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
+    ) -> Plan:
+        raise self._closed()
+
+    def _closed(self) -> SealedData:
+        return SealedData(
+            "it reads examples that [privacy] keeps sealed; a step opens them by node.spend(use) "
+            "and lets nothing out but by a mechanism (docs/privacy.md). Use a method that can, run "
+            "this one on private virtual data (data.virtual), or leave [privacy] out"
+        )
+
+    def __len__(self) -> int:
+        return int(self._counts().sum())
+
+    @property
+    def device(self) -> torch.device:
+        pool = self._normalisation
+        return torch.device("cpu") if pool is None else pool.stored.device
+
+    @property
+    def normalisation(self) -> Pool | None:
+        return self._normalisation
+
+    def counts(self, classes: int) -> Tensor:
+        found = self._counts()
+        return torch.cat([found, found.new_zeros(max(0, classes - len(found)))])

@@ -42,6 +42,10 @@ class RunFolderError(FedstillError):
     """A run folder cannot be written, read or resumed."""
 
 
+class SealedData(FedstillError):
+    """Records were read that privacy keeps closed."""
+
+
 class RankError(FedstillError):
     """Another rank of a job failed, or cannot be reached."""
 

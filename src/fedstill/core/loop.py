@@ -16,6 +16,7 @@ from fedstill.core.mechanism import Gradient, Mechanism, Scored
 from fedstill.core.model import Network
 from fedstill.core.optim import Optimizer
 from fedstill.core.records import Weights, is_buffer
+from fedstill.core.release import ClippedGradient
 from fedstill.core.seeds import generator
 
 C = TypeVar("C")
@@ -37,6 +38,14 @@ class Loop(Generic[C]):
 
     def __await__(self) -> Generator[Loop[C], C, C]:
         return (yield self)
+
+    @property
+    def tells_loss(self) -> bool:
+        """Whether its losses may be written down: not where they would tell of single examples."""
+        body = self.body
+        if isinstance(body, Descent):
+            return not isinstance(body.mechanism, ClippedGradient)
+        return not getattr(body, "silent", False)
 
     def drawing(self, draw: Callable[[], int]) -> Loop[C]:
         """The same loop, whose batches bring a seed each where its network draws in training."""

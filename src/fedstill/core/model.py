@@ -134,6 +134,11 @@ class Network:
         return True
 
     @property
+    def couples(self) -> bool:
+        """Whether examples that are trained together mix, as by the statistics of batch norm."""
+        return not self.by_example or any(is_buffer(name) for name in self.initial())
+
+    @property
     def twice(self) -> bool:
         """Whether gradients of its gradients can be taken."""
         return True

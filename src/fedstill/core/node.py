@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor
 
 from fedstill.core import seeds
-from fedstill.core.data import Data
+from fedstill.core.data import Data, Sealed
 from fedstill.core.errors import ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId, Record
+from fedstill.core.release import Grant, Spending, Terms, Use
 
 SERVER: NodeId = "server"
+COUNTS = "class counts"  # the mechanism that tells how many examples of each class there are
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -79,6 +82,7 @@ class Node(Generic[S]):
         step: str = "",
         device: torch.device | str = "cpu",
         cache: Cache | None = None,
+        key: bytes | None = None,
     ):
         self.id = id
         self.round = round
@@ -91,11 +95,16 @@ class Node(Generic[S]):
         self.device = torch.device(device)
         self.cache = cache
         self.numbers: dict[str, float | Tensor] = {}
-        self.spent: list[Any] = []
+        self.privacy: Terms | None = None
+        self.spent: list[Spending] = []
         self.rejected: dict[NodeId, str] = {}
         self._seed = seed
         self._step = step
         self._loops = 0
+        self._key = key
+        self._records = self.data
+        self._grant: Grant | None = None
+        self._released = 0
 
     def draw(self, purpose: str, *, shared: bool = False) -> int:
         """A number for one purpose in this step and round; `shared` draws are everybody's."""
@@ -132,6 +141,53 @@ class Node(Generic[S]):
         """A message that this step cannot use and goes on without; the run stops or notes it."""
         self.rejected[sender] = why
 
-    def spend(self, use: Any) -> None:
-        """A use of private data, for the privacy ledger."""
-        self.spent.append(use)
+    def seal(self, terms: Terms, grant: Grant, released: int = 0) -> None:
+        """Keep the examples closed from now on, but for uses that the ledger grants.
+
+        `released` is how often they were used before, in earlier steps.
+        """
+        self.privacy, self._grant, self._released = terms, grant, released
+        self.data = Sealed(self._told_counts, self._records.normalisation)
+
+    def spend(self, use: Use) -> Data:
+        """The examples, for a use that the ledger grants and writes down; else an error.
+
+        Where nothing is private, just the examples.
+        """
+        if self._grant is not None:
+            self.spent.append(self._grant(self.round, self._step, use, self.spent))
+        return self._records
+
+    @property
+    def records(self) -> Data:
+        """The examples as they are: open, or by the papers' mechanism, which promises nothing."""
+        return self._records if self.privacy is not None and self.privacy.paper else self.data
+
+    def secret(self, purpose: str, *, once: bool = False) -> int:
+        """A number for noise that nobody else may know, for one purpose in this step and round.
+
+        After every release it is another one, so that no noise is used twice. At a site it is made
+        with a key that never leaves it. In a simulation it is drawn from the recipe's seed, so
+        whoever knows that can take the noise away: such noise is simulated. With `once` it is the
+        same in every step and round.
+        """
+        released = self._released + sum(row.releases for row in self.spent)
+        where = ("always",) if once else (self.round, self._step, released)
+        if self._key is None:
+            return seeds.draw(self._seed, "secret", *where, f"node:{self.id}", purpose)
+        text = repr((*where, self.id, purpose)).encode()
+        return int.from_bytes(hmac.digest(self._key, text, "sha256")[:8]) >> 1
+
+    def _told_counts(self) -> Tensor:
+        """[class], how many examples of each class, as others may know it."""
+        exact = self._records.counts(self.model.classes)
+        noise = None if self.privacy is None else self.privacy.counts_sigma
+        if noise is None:
+            return exact
+        if self._grant is not None and not any(row.mechanism == COUNTS for row in self.spent):
+            row = self._grant(self.round, self._step, Use(COUNTS, sigma=noise), self.spent)
+            if row.releases:  # told in an earlier step already: the very same noise again
+                self.spent.append(row)
+        rng = seeds.generator(self.secret(COUNTS, once=True))
+        noisy = exact + noise * torch.randn(exact.shape, generator=rng)
+        return noisy.round().clamp(min=0).long()

@@ -7,14 +7,14 @@ Poisson sample. Both take their noise as an argument, drawn beforehand.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.data import Batch
 from fedstill.core.mechanism import Gradient, LossOn, per_example
 from fedstill.core.records import NodeId, Weights
 
@@ -32,7 +32,8 @@ class Use(NamedTuple):
     sigma: float | None = None
 
 
-class Spending(NamedTuple):
+@dataclass(frozen=True)
+class Spending:
     """A use that was granted: a row of the ledger."""
 
     round: int
@@ -42,6 +43,25 @@ class Spending(NamedTuple):
     sigma: float
     rate: float
     releases: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What privacy asks of a node: how rows are clipped, how often, with how much noise."""
+
+    clip: float  # of what a network makes of a record
+    gradient_clip: float  # of a record's gradient
+    releases: int  # networks of a round under which records are looked at
+    sigma: float  # noise multiplier of this node, for all uses that name none
+    counts_sigma: float | None  # noise of class counts; None where labels are public
+    paper: bool = False  # the papers' mechanism instead, which promises nothing
+
+
+class Grant(Protocol):
+    """Asks the ledger for a use by a node, and refuses what would pass the budget."""
+
+    def __call__(self, round: int, step: str, use: Use, earlier: Sequence[Spending]) -> Spending:
+        """The row of the ledger; `earlier` are those of this very step."""
 
 
 def clipped(rows: Tensor, clip: float | Tensor) -> Tensor:
@@ -73,9 +93,10 @@ class Sampled(NamedTuple):
     same arithmetic and can be stacked.
     """
 
-    examples: Batch  # [place, ...]; where no example was drawn, any
+    examples: Any  # a tree of [place, ...]; where no example was drawn, any
     share: Tensor  # [place], one over the expected number where an example was drawn, else 0
     noise: Weights  # of the shape of what is optimised, deviation sigma · clip / expected number
+    beside: Any = ()  # what a step sees besides, which holds no record
 
 
 @dataclass(frozen=True)
@@ -83,27 +104,36 @@ class ClippedGradient:
     """DP-SGD: each example's gradient clipped, summed and noised. Abadi et al., CCS 2016.
 
     Batches are `Sampled`. Gradients of `chunk` examples are made at a time. A gradient that is
-    not finite counts as zero. No loss is told: it would be exact.
+    not finite counts as zero. No loss is told: it would be exact. `joined(examples, beside)` makes
+    the batch that the objective sees; without it, that is the examples.
     """
 
     clip: float
     chunk: int = 64
+    joined: Callable[[Any, Any], Any] | None = None
 
     def gradient(
         self, loss_on: LossOn, value: Any, batch: Sampled, gradient: Gradient
     ) -> tuple[Any, Tensor, Any]:
         """The noisy mean of clipped gradients; zero in place of a loss; no statistics."""
-        total = [noise.clone() for noise in trees.tensors(batch.noise)]
+        total = [*trees.tensors(batch.noise)]
+
+        def loss_of(examples: Any) -> Any:
+            joined = self.joined
+            return loss_on(examples if joined is None else joined(examples, batch.beside))
+
         size = batch.share.shape[0]
         for begin in range(0, size, self.chunk):
             end = min(size, begin + self.chunk)
             examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
-            grads, _ = per_example(loss_on, value, examples)
+            grads, _ = per_example(loss_of, value, examples)
             leaves = trees.tensors(grads)
             kept = batch.share[begin:end] * shortening(leaves, self.clip)
             for place, leaf in enumerate(leaves):
                 finite = torch.where(torch.isfinite(leaf), leaf, 0.0)
-                total[place] = total[place] + torch.tensordot(kept.to(leaf), finite, 1)
+                each = kept.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1))
+                # A matrix product could be rounded on a GPU; a sum of products is not.
+                total[place] = total[place] + (each * finite).sum(0)
         return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
 
 
@@ -112,8 +142,8 @@ def shortening(gradients: list[Tensor], clip: float) -> Tensor:
 
     A gradient is the leaves [example, ...] together.
     """
-    flat = [leaf.flatten(1).double() for leaf in gradients]
-    squares = torch.stack([leaf.square().sum(1) for leaf in flat]).sum(0)
+    parts = [leaf.flatten(1).square().sum(1, dtype=torch.float64) for leaf in gradients]
+    squares = torch.stack(parts).sum(0)
     fine = torch.isfinite(squares)
     length = torch.where(fine, squares, 1.0).sqrt()
     return torch.where(fine, clip / length.clamp(min=clip), 0.0)

@@ -15,6 +15,7 @@ from fedstill.core import algebra, trees
 from fedstill.core.method import Method, Step
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
+from fedstill.core.release import Spending
 from fedstill.engines.checkpoint import Saved
 from fedstill.engines.scoring import Scores
 from fedstill.federation.experiment import Experiment
@@ -27,7 +28,7 @@ class Outcome:
 
     message: Message | Addressed[Any] | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
-    spent: Sequence[Any] = ()
+    spent: Sequence[Spending] = ()
     rejected: Mapping[NodeId, str] = field(default_factory=dict)  # senders it went on without
     absent: str | None = None  # why the node did not act
     bad: Sequence[str] | None = None  # tensors of the message with NaN or infinity, if looked at

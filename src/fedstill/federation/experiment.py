@@ -17,9 +17,11 @@ from fedstill.core.node import SERVER
 from fedstill.core.ranges import Count, Whole
 from fedstill.core.records import NodeId
 from fedstill.federation.population import Population
+from fedstill.federation.private import misfits
 from fedstill.federation.sampling import Everyone, Sample, Sampler
 from fedstill.federation.topology import TOPOLOGIES, Complete, Graph, Star, Topology
 from fedstill.metrics import ALWAYS, Metric, chosen
+from fedstill.privacy.privacy import Privacy
 
 BadMessages = Literal["stop", "leave_out"]
 CROSSED = 30  # clients, up to which `auto` scores every model on every test set
@@ -50,6 +52,7 @@ class Experiment:
     evaluate_every: Count = field(default=1, kw_only=True)
     scores: Literal["auto", "cross", "own"] = field(default="auto", kw_only=True)
     bad_messages: BadMessages = field(default="stop", kw_only=True)
+    privacy: Privacy | None = field(default=None, kw_only=True)  # of clients' records
 
     def __post_init__(self) -> None:
         if not isinstance(self.population, Population):
@@ -104,6 +107,8 @@ class Experiment:
                 "everybody the same one, or use a method for mixed networks"
             )
         yield from self._misfits_among_clients(name)
+        if self.privacy is not None:
+            yield from misfits(self.privacy, population)
         yield from self._misfits_of_channels(name)
 
     def _misfits_among_clients(self, name: str) -> Iterator[str]:

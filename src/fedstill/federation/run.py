@@ -17,7 +17,7 @@ from fedstill.engines.play.together import Together
 from fedstill.federation.evaluate import evaluate
 from fedstill.federation.post import Observer, Post, toward
 from fedstill.logbook.events import Note, Number
-from fedstill.logbook.writer import Logbook
+from fedstill.logbook.writer import Logbook, MemoryLog
 from fedstill.metrics import name_of
 
 
@@ -129,6 +129,14 @@ def rounds_of(
         save(round)
 
 
+def rehearsed(engine: Engine) -> None:
+    """Play every step of the whole experiment, and write and score nothing."""
+    playing = rounds_of(engine, MemoryLog(), scored=False)
+    act = going_on(playing)
+    while act is not None:
+        act = going_on(playing, engine.play(*act))
+
+
 class _Player:
     """Plays lists of steps: engine, post and logbook in turn."""
 
@@ -205,8 +213,8 @@ class _Player:
                 self.logbook.write(Number(round, step.name, node, name, "", value))
             for sender, why in outcome.rejected.items():
                 self.post.leave_out(round, step, sender, why)
-            for use in outcome.spent:
-                self.logbook.write(Note(round, "privacy", node, str(use)))
+            for row in outcome.spent:
+                self.logbook.write(row)
 
 
 def _absent(outcomes: Mapping[NodeId, Outcome], node: NodeId) -> bool:

@@ -1,10 +1,11 @@
-"""The kinds of event a run leaves behind: number, traffic, note; no formatting."""
+"""The kinds of event a run leaves behind: number, traffic, note, spending; no formatting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fedstill.core.records import Direction
+from fedstill.core.release import Spending
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,11 @@ class Note:
     text: str
 
 
-Event = Number | Traffic | Note
-EventType = type[Number] | type[Traffic] | type[Note]
+Event = Number | Traffic | Note | Spending
+EventType = type[Number] | type[Traffic] | type[Note] | type[Spending]
 
 TABLES: dict[str, EventType] = {"metrics.csv": Number, "messages.csv": Traffic, "notes.csv": Note}
 """The file of each kind of event; the columns are the fields, in order."""
+
+LEDGER = "privacy.csv"  # a run that keeps nothing private has none
+ALL_TABLES: dict[str, EventType] = {**TABLES, LEDGER: Spending}

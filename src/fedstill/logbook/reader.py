@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedstill.core.errors import RunFolderError
-from fedstill.logbook.events import Note, Number, Traffic
+from fedstill.core.release import Spending
+from fedstill.logbook.events import LEDGER, Note, Number, Traffic
 from fedstill.logbook.rows import Rows
 from fedstill.logbook.writer import header
 
@@ -48,6 +49,7 @@ def read_run(folder: Path | str, *, unfinished: bool = False) -> Run:
         _mapping(folder / "summary.json", json.loads),
         _description(folder),
         _mapping(folder / "environment.json", json.loads),
+        privacy=rows.privacy,
     )
 
 
@@ -67,13 +69,14 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def read_rows(folder: Path | str) -> Rows:
-    """The three tables of a folder, finished or not; a cut last line is left out."""
+    """The tables of a folder, finished or not; a cut last line is left out."""
     folder = Path(folder)
     _check_folder(folder)
     return Rows(
         _rows(folder / "metrics.csv", _number),
         _rows(folder / "messages.csv", _traffic),
         _rows(folder / "notes.csv", _note),
+        privacy=_rows(folder / LEDGER, _spending) if (folder / LEDGER).exists() else (),
     )
 
 
@@ -158,6 +161,11 @@ def _traffic(cells: list[str]) -> Traffic:
         int(size),
         int(hearers),
     )
+
+
+def _spending(cells: list[str]) -> Spending:
+    round, step, node, mechanism, sigma, rate, releases = cells
+    return Spending(int(round), step, node, mechanism, float(sigma), float(rate), int(releases))
 
 
 def _note(cells: list[str]) -> Note:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.records import Direction
+from fedstill.core.release import Spending
 from fedstill.logbook.events import Note, Number, Traffic
 
 EVALUATION = "evaluate"
@@ -39,6 +40,7 @@ class Rows:
     metrics: Sequence[Number]
     messages: Sequence[Traffic]
     notes: Sequence[Note]
+    privacy: Sequence[Spending] = field(default=(), kw_only=True)  # the ledger
 
     def series(
         self, name: str, node: str | None = None, target: str | None = None, step: str | None = None

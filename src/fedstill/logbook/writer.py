@@ -15,7 +15,8 @@ from typing import Any, Protocol, Self, TextIO
 
 from fedstill.core.errors import RunFolderError
 from fedstill.core.files import replacing, write_whole
-from fedstill.logbook.events import TABLES, Event, Note, Number, Traffic
+from fedstill.core.release import Spending
+from fedstill.logbook.events import ALL_TABLES, LEDGER, TABLES, Event, Note, Number, Traffic
 from fedstill.logbook.rows import Rows
 
 
@@ -33,6 +34,7 @@ class MemoryLog:
         self.metrics: list[Number] = []
         self.messages: list[Traffic] = []
         self.notes: list[Note] = []
+        self.privacy: list[Spending] = []
 
     def write(self, event: Event) -> None:
         """Keep one event."""
@@ -40,16 +42,23 @@ class MemoryLog:
             self.metrics.append(event)
         elif isinstance(event, Traffic):
             self.messages.append(event)
+        elif isinstance(event, Spending):
+            self.privacy.append(event)
         else:
             self.notes.append(event)
 
     def rows(self) -> Rows:
         """What was written so far, ready for questions."""
-        return Rows(tuple(self.metrics), tuple(self.messages), tuple(self.notes))
+        return Rows(
+            tuple(self.metrics), tuple(self.messages), tuple(self.notes),
+            privacy=tuple(self.privacy),
+        )  # fmt: skip
 
 
 class FolderLog:
-    """Appends to the three tables of a run's folder; rows are durable after `flush`.
+    """Appends to the tables of a run's folder; rows are durable after `flush`.
+
+    The ledger of privacy is there from its first row on.
 
     A last line that a kill cut in the middle is dropped when the folder is opened again.
     """
@@ -68,6 +77,8 @@ class FolderLog:
                 self._metrics.writerow(_cells(event))
             elif isinstance(event, Traffic):
                 self._messages.writerow(_cells(event))
+            elif isinstance(event, Spending):
+                csv.writer(self._ledger(), lineterminator="\n").writerow(_cells(event))
             else:
                 self._notes.writerow(_cells(event))
         except OSError as error:
@@ -84,7 +95,7 @@ class FolderLog:
         """Drop every row of a later round, as if the run had stopped after this one."""
         self.close()
         with _refusing(self.folder):
-            for name in TABLES:
+            for name in ALL_TABLES:
                 _keep_until(self.folder / name, round)
             self._open()
 
@@ -109,21 +120,27 @@ class FolderLog:
 
     def _open(self) -> None:
         for name in TABLES:
-            path = self.folder / name
-            _drop_cut_line(path)
-            _check_header(path)
-            self._files[name] = path.open("a", encoding="utf-8", newline="")
+            self._open_table(name)
         self._metrics, self._messages, self._notes = (
             csv.writer(file, lineterminator="\n") for file in self._files.values()
         )
-        for file, name in zip(self._files.values(), TABLES, strict=True):
-            if file.tell() == 0:
-                file.write(header(name) + "\n")
+
+    def _open_table(self, name: str) -> TextIO:
+        path = self.folder / name
+        _drop_cut_line(path)
+        _check_header(path)
+        file = self._files[name] = path.open("a", encoding="utf-8", newline="")
+        if file.tell() == 0:
+            file.write(header(name) + "\n")
+        return file
+
+    def _ledger(self) -> TextIO:
+        return self._files.get(LEDGER) or self._open_table(LEDGER)
 
 
 def header(table: str) -> str:
     """The first line of a table."""
-    return ",".join(field.name for field in fields(TABLES[table]))
+    return ",".join(field.name for field in fields(ALL_TABLES[table]))
 
 
 def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
@@ -143,6 +160,9 @@ def _cells(event: Event) -> tuple[str | int, ...]:
     if isinstance(event, Traffic):
         where = (event.round, event.step, event.sender, event.direction, event.field)
         return (*where, int(event.floats), int(event.bytes), int(event.hearers))
+    if isinstance(event, Spending):
+        numbers = (repr(event.sigma), repr(event.rate), event.releases)
+        return (event.round, event.step, event.node, event.mechanism, *numbers)
     return (event.round, event.kind, event.node, " ".join(event.text.splitlines()))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Never
+from typing import Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from fedstill.core import (
 from fedstill.core.ranges import Count, NonNegative, Positive, Share
 from fedstill.methods.anchored import Anchored, Own
 from fedstill.parts.anchors import beside, stream
+from fedstill.parts.learning import Training, private_training
 from fedstill.parts.losses import hinton, supervised_contrastive
 from fedstill.parts.opinions import mean_over_speakers, opinions
 
@@ -48,6 +49,11 @@ class Draw(NamedTuple):
     teacher: Tensor  # [anchor, class], the peers' mean logits on them
     heard: Tensor  # [anchor], 1 where some peer spoke of it, else 0
     lean: Batch  # of anchors, to lean features on
+
+
+def joined(own: Batch, beside: tuple[Any, ...]) -> Draw:
+    """Examples and what stands beside them, as one step sees both."""
+    return Draw(own, *beside)
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,13 @@ class DeSA(Anchored):
     @at_clients
     async def learn(self, client: Node[Own], inbox: Inbox[Opinions]) -> None:
         """Train on own examples and anchors, leaning on anchors and on the peers' opinions."""
+        if client.privacy is None:
+            batches, mechanism = Training(self.draws(client, inbox), None)
+        else:
+            batches, mechanism = self.private_draws(client, inbox)
         weights = await minimize(
-            self.objective, client.model, client.state.weights, self.draws(client, inbox),
-            SGD(self.lr),
+            self.objective, client.model, client.state.weights, batches, SGD(self.lr),
+            mechanism=mechanism,
         )  # fmt: skip
         client.state = client.state.replace(weights=weights)
 
@@ -135,6 +145,26 @@ class DeSA(Anchored):
             return Draw(own, anchors.take(at), teacher[at], heard[at], anchors.take(lean[step]))
 
         return beside(plan, make)
+
+    def private_draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Training:
+        """Private samples of the own examples, each contrasted with anchors alone."""
+        anchors = client.state.known().together(client.model.shape, client.device)
+        teacher, heard = teachers(client, inbox)
+        own = private_training(
+            client, client.model, client.state.weights, self.batch_size, epochs=self.epochs
+        )
+        steps, size = len(own.batches), min(self.batch_size, len(anchors))
+        distil, lean = (
+            stream(len(anchors), size, steps, client.rng(purpose)).to(client.device)
+            for purpose in ("distil", "lean")
+        )
+
+        def make(examples: Batch, step: int) -> tuple[Batch, tuple[Any, ...]]:
+            at = distil[step]
+            shared = (anchors.take(at), teacher[at], heard[at], anchors.take(lean[step]))
+            return examples, shared
+
+        return own.beside(make, joined)
 
 
 def teachers(client: Node[Own], inbox: Inbox[Opinions]) -> tuple[Tensor, Tensor]:

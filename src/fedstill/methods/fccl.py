@@ -32,6 +32,7 @@ from fedstill.core import (
 )
 from fedstill.core.optim import Scheduled
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
+from fedstill.parts.learning import training
 from fedstill.parts.losses import cross_correlation, divergence
 from fedstill.parts.opinions import opinions
 
@@ -98,9 +99,12 @@ class FCCL(Method):
     async def pretrain(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Train on the own examples; the result is the start and the intra-domain teacher."""
         epochs = self.pretrain_epochs
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=epochs)
+        start = client.state.weights
+        batches, mechanism = training(client, client.model, start, self.batch_size, epochs=epochs)
         optimizer = Scheduled(Adam(self.lr), len(batches))
-        weights = await minimize(self.task, client.model, client.state.weights, batches, optimizer)
+        weights = await minimize(
+            self.task, client.model, start, batches, optimizer, mechanism=mechanism
+        )
         client.state = Own(weights, weights)
 
     @at_clients
@@ -120,11 +124,14 @@ class FCCL(Method):
         weights = inter
         if inbox and self.public_epochs:
             weights = await self.aligned(client, inter, inbox.only().logits)
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches, mechanism = training(
+            client, client.model, weights, self.batch_size, epochs=self.epochs
+        )
         optimizer = Adam(self.lr, weight_decay=self.weight_decay)
         weights = await minimize(
-            self.objective, client.model, weights, batches, optimizer, inter=inter, intra=intra
-        )
+            self.objective, client.model, weights, batches, optimizer, mechanism=mechanism,
+            inter=inter, intra=intra,
+        )  # fmt: skip
         client.state = Own(weights, intra)
 
     async def aligned(self, client: Node[Own], start: Weights, consensus: Tensor) -> Weights:

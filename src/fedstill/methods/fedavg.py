@@ -33,8 +33,10 @@ from fedstill.core import (
     minimize,
 )
 from fedstill.core.data import Plan
+from fedstill.core.errors import BadValue
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+from fedstill.parts.learning import Training, private_training
 from fedstill.parts.views import Views, unfit_views, viewed
 
 
@@ -120,11 +122,21 @@ class FedAvg(Method):
 
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """Weights after the local epochs, and the number of steps they took."""
-        batches = self.batches(client)
+        batches, mechanism = self.training(client, client.model, start)
         weights = await minimize(
-            self.objective, client.model, start, batches, self.optimizer, start=start
-        )
+            self.objective, client.model, start, batches, self.optimizer, mechanism=mechanism,
+            start=start,
+        )  # fmt: skip
         return weights, len(batches)
+
+    def training(self, client: Node[Any], model: Model, start: Weights) -> Training:
+        """The batches of a client's round, private samples where its examples are private."""
+        if client.privacy is None:
+            return Training(self.batches(client), None)
+        return private_training(
+            client, model, start, self.batch_size, epochs=self.epochs, steps=self.round_steps,
+            views=self.views,
+        )  # fmt: skip
 
     def batches(self, client: Node[Any]) -> Batches[Batch]:
         """The batches of a client's round."""
@@ -135,6 +147,15 @@ class FedAvg(Method):
         return client.data.batches(
             self.batch_size, client.rng("order"), epochs=self.epochs, steps=self.round_steps
         )
+
+    def told_uses(self, client: Node[Any]) -> Tensor:
+        """[class], how many examples of each class a round uses, as others may know it."""
+        if self.round_steps is not None:
+            raise BadValue(
+                "round_steps: which examples so many steps use is not told of private ones; give "
+                "epochs instead"
+            )
+        return client.data.counts(client.model.classes) * self.epochs
 
     def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
         """The local loss."""

@@ -39,13 +39,21 @@ from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.synthetic_batches import Labelled, training_batches
-from fedstill.parts.synthetic_sets import from_noise, from_real, held_classes
+from fedstill.parts.synthetic_sets import SyntheticSet, from_noise, from_real, held_classes
 
 
 class Global(State):
     """What the server remembers."""
 
     weights: Weights
+
+
+class Own(State):
+    """What a client remembers where its sets grow over rounds: the latest one."""
+
+    images: Tensor  # [class, image, ...]
+    share: Tensor  # [class, image]
+    classes: Tensor  # [class]
 
 
 class Down(Message):
@@ -91,6 +99,7 @@ class FedDM(Method):
     real_batch: Count = 256
     radius: Positive = 5.0
     start: Literal["real", "noise"] = "real"
+    keep: bool = False  # from its second round on, a client starts from the set it made last
     outputs: Literal["both", "features", "logits"] = "both"
     augmentation: str = augment.DEFAULT
     upload: Literal["synthetic", "real"] = "synthetic"  # "real" is the paper's control, REAL
@@ -112,7 +121,9 @@ class FedDM(Method):
         return [
             *strategy_faults("augmentation", self.augmentation),
             *strategy_faults("server_augmentation", self.server_augmentation),
-        ]
+            *(['keep: a set of real examples does not grow; leave out keep, or upload = "real"']
+              if self.keep and self.upload == "real" else []),
+        ]  # fmt: skip
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.synthesize, self.train]
@@ -126,17 +137,22 @@ class FedDM(Method):
         return Down(server.state.weights)
 
     @at_clients
-    async def synthesize(self, client: Node[None], inbox: Inbox[Down]) -> Up | None:
+    async def synthesize(self, client: Node[Own], inbox: Inbox[Down]) -> Up | None:
         """Match the class means of features and logits under networks drawn around the weights."""
         centre, classes = inbox.only().weights, held_classes(client, self.least_examples)
         if not classes:
             return None
         counts = client.data.counts(client.model.classes)
         fill = from_noise if self.start == "noise" and self.upload == "synthetic" else from_real
-        made = fill(client, classes, self.per_class)
+        if self.keep and client.state is not None:
+            made = SyntheticSet(client.state.images, client.state.share, client.state.classes)
+        else:
+            made = fill(client, classes, self.per_class)
         if self.upload == "synthetic" and self.steps:
             networks = balls.networks(client, centre, self.radius)
             made = await self.matching.matched(client, made, networks)
+        if self.keep:
+            client.state = Own(*made)
         images, labels = made.flat()
         stands_for = counts.to(labels.device)[labels] / torch.bincount(labels)[labels]
         return Up(images, labels, stands_for if self.client_weight == "examples" else None)

@@ -34,6 +34,7 @@ from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.generators import FeatureGenerator
 from fedstill.parts.heads import projected
+from fedstill.parts.learning import Training
 from fedstill.parts.losses import divergence, diversity
 
 
@@ -69,6 +70,11 @@ class Guided(NamedTuple):
     noise: Tensor  # [example, number], for features with the labels of the real examples
     free: Drawn  # with labels of their own
     strength: Tensor  # of both terms: decays over rounds, 0 after the guided epochs
+
+
+def joined(real: tuple[Batch, Tensor], beside: tuple[Drawn, Tensor]) -> Guided:
+    """Examples with their noise and what stands beside them, as one step sees both."""
+    return Guided(*real, *beside)
 
 
 @dataclass(frozen=True)
@@ -122,16 +128,18 @@ class FedGen(FedAvg):
         """Train on local examples, from round 2 on with generated features beside them."""
         start, generator = inbox.only().weights, inbox.only().generator
         model = self.network(client.model)
-        real = self.batches(client)
+        real = self.training(client, model, start)
         if client.round > 1 and (self.alpha or self.beta):
+            batches, mechanism = self.draws(client, real)
             weights = await minimize(
-                self.guided, model, start, self.draws(client, real), self.optimizer,
+                self.guided, model, start, batches, self.optimizer, mechanism=mechanism,
                 generator=generator,
             )  # fmt: skip
         else:
             weights = await minimize(
-                self.objective, model, start, real, self.optimizer, start=start
-            )
+                self.objective, model, start, real.batches, self.optimizer,
+                mechanism=real.mechanism, start=start,
+            )  # fmt: skip
         counts = client.data.counts(client.model.classes).to(client.device)
         return Up(weights, len(client.data), counts)
 
@@ -184,22 +192,23 @@ class FedGen(FedAvg):
         terms = self.alpha * told + self.beta * apart
         return cross_entropy(logits, y) + batch.strength * terms
 
-    def draws(self, client: Node[None], real: Sequence[Batch]) -> Lazy[Guided]:
+    def draws(self, client: Node[None], real: Training) -> Training:
         """Each batch of real examples with the noise and the labels of this step."""
         maker, classes = self.generator(client.model), client.model.classes
-        noise = maker.noise(client.rng("noise"), len(real), self.batch_size).to(client.device)
-        free = drawn(maker, client, torch.ones(classes), len(real), self.free_batch)
+        steps, rng = len(real.batches), client.rng("noise")
+        noise = maker.noise(rng, steps, self.batch_size).to(client.device)
+        free = drawn(maker, client, torch.ones(classes), steps, self.free_batch)
         guided_steps = self.in_a_pass(len(client.data)) * self.guided_epochs
         strength = self.decay ** (client.round - 1)
 
-        def make(step: int) -> Guided:
-            batch, on = real[step], strength if step < guided_steps else 0.0
+        def make(examples: Batch, step: int) -> tuple[Any, Any]:
+            on = torch.tensor(strength if step < guided_steps else 0.0, device=client.device)
             here = Drawn(free.noise[step], free.labels[step])
-            return Guided(
-                batch, noise[step, : len(batch.y)], here, torch.tensor(on, device=client.device)
-            )
+            # A private sample may have more examples than a batch; the noise then begins again.
+            own = torch.arange(len(examples.y), device=client.device) % self.batch_size
+            return (examples, noise[step, own]), (here, on)
 
-        return Lazy(len(real), make)
+        return real.beside(make, joined)
 
     def lessons(self, server: Node[Global], seen: Tensor) -> Lazy[Drawn]:
         """Draws for the generator's steps; labels uniform over those that participants hold."""

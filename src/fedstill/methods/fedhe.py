@@ -31,7 +31,7 @@ from fedstill.core import (
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import NonNegative
 from fedstill.methods.local import Local, Own
-from fedstill.parts.class_tables import ClassTable, class_averages
+from fedstill.parts.class_tables import ClassTable, Logits, class_averages
 from fedstill.parts.losses import class_square_error
 
 
@@ -92,14 +92,15 @@ class FedHe(Local):
         if not len(client.data):
             return None
         model, table = client.model, inbox.only().logits
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches, mechanism = self.training(client, model, client.state.weights)
         weights = await minimize(
-            self.distilled, model, client.state.weights, batches, self.optimizer, table=table
-        )
+            self.distilled, model, client.state.weights, batches, self.optimizer,
+            mechanism=mechanism, table=table,
+        )  # fmt: skip
         client.state = Own(weights)
         # The public code collects logits while the weights still move; as for prototypes, ours are
         # of the weights that are kept.
-        means = class_averages(lambda x: model(weights, x), client.data, model.classes)
+        means = await class_averages(client, Logits(model), weights, table)
         return Up(means.rows, means.classes)
 
     @at_server

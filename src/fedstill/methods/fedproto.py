@@ -33,7 +33,7 @@ from fedstill.core.ranges import Count, Fraction, NonNegative
 from fedstill.methods import local
 from fedstill.methods.local import Local
 from fedstill.parts import heads
-from fedstill.parts.class_tables import ClassTable, class_averages
+from fedstill.parts.class_tables import ClassTable, Features, class_averages
 from fedstill.parts.losses import class_square_error
 
 
@@ -107,13 +107,14 @@ class FedProto(Local):
         if not len(client.data):
             return None
         model, table = self.network(client), inbox.only().prototypes
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        batches, mechanism = self.training(client, model, client.state.weights)
         weights = await minimize(
-            self.pulled, model, client.state.weights, batches, self.optimizer, table=table
-        )
+            self.pulled, model, client.state.weights, batches, self.optimizer,
+            mechanism=mechanism, table=table,
+        )  # fmt: skip
         client.state = client.state.replace(weights=weights)
         # The public code takes means while the weights still move; the paper's are of the end.
-        means = class_averages(lambda x: model.features(weights, x), client.data, model.classes)
+        means = await class_averages(client, Features(model), weights, table)
         return Up(means.rows, means.classes, means.counts if self.weighting == "examples" else None)
 
     @at_server

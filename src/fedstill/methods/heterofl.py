@@ -161,11 +161,12 @@ class HeteroFL(FedAvg):
 
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """A part after the local epochs, and the number of steps they took."""
-        batches = self.batches(client)
         model, mask = self.narrowed(client, client.id), held(client) if self.masked else None
+        batches, mechanism = self.training(client, model, start)
         weights = await minimize(
-            self.objective, model, start, batches, self.optimizer, start=start, held=mask
-        )
+            self.objective, model, start, batches, self.optimizer, mechanism=mechanism,
+            start=start, held=mask,
+        )  # fmt: skip
         return weights, len(batches)
 
     def objective(

@@ -28,6 +28,7 @@ from fedstill.core import (
 )
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+from fedstill.parts.learning import Training, training
 
 
 class Own(State):
@@ -58,11 +59,16 @@ class Local(Method):
     @at_clients
     async def learn(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Train on the own examples."""
-        batches = client.data.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
+        start = client.state.weights
+        batches, mechanism = self.training(client, client.model, start)
         weights = await minimize(
-            self.objective, client.model, client.state.weights, batches, self.optimizer
+            self.objective, client.model, start, batches, self.optimizer, mechanism=mechanism
         )
         client.state = Own(weights)
+
+    def training(self, client: Node[Any], model: Model, start: Weights) -> Training:
+        """The batches of a client's round, private samples where its examples are private."""
+        return training(client, model, start, self.batch_size, epochs=self.epochs)
 
     def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
         """The local loss."""

@@ -52,9 +52,10 @@ class Moon(FedAvg):
     async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Train from the global weights, near them and away from the last own ones."""
         start = inbox.only().weights
-        batches = self.batches(client)
+        model = self.network(client)
+        batches, mechanism = self.training(client, model, start)
         weights = await minimize(
-            self.contrasted, self.network(client), start, batches, self.optimizer,
+            self.contrasted, model, start, batches, self.optimizer, mechanism=mechanism,
             start=start, previous=client.state.previous,
         )  # fmt: skip
         client.state = Own(weights)

@@ -97,17 +97,17 @@ class Scaffold(FedAvg):
         """Train with the corrected gradient, then renew the own control."""
         start, common = inbox.only().weights, inbox.only().control
         own = client.state.control
-        batches = self.batches(client)
+        batches, mechanism = self.training(client, client.model, start)
         drift = algebra.sub(common, own)
         if self.correction == "gradient":
             weights = await minimize(
                 self.corrected, client.model, start, batches, self.optimizer,
-                start=start, drift=drift,
+                mechanism=mechanism, start=start, drift=drift,
             )  # fmt: skip
         else:
             weights = await minimize(
                 self.uncorrected, client.model, start, batches, self.optimizer,
-                project=self.moved_back, start=start, drift=drift,
+                project=self.moved_back, mechanism=mechanism, start=start, drift=drift,
             )  # fmt: skip
         change = controls.change(common, start, weights, len(batches), self.lr)
         client.state = Own(algebra.add(own, change))

@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import (
     Batch,
     Inbox,
-    Lazy,
     Message,
     Model,
     Node,
@@ -33,6 +32,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts.generators import UNTRAINED, Untrained, unfit_images, untrained_set
+from fedstill.parts.learning import Training
 from fedstill.parts.losses import supervised_contrastive
 
 
@@ -56,6 +56,11 @@ class Mixed(NamedTuple):
     real: Batch
     virtual: Batch
     aligning: Tensor  # 1 in the epochs that align, 0 afterwards
+
+
+def joined(real: Batch, beside: tuple[Batch, Tensor]) -> Mixed:
+    """Examples and what stands beside them, as one step sees both."""
+    return Mixed(real, *beside)
 
 
 @dataclass(frozen=True)
@@ -119,15 +124,17 @@ class VHL(FedAvg):
     async def update(self, client: Node[Own], inbox: Inbox[Down]) -> Up:
         """Train on local examples and virtual images from the global weights."""
         start, model = inbox.only().weights, self.network(client.model)
-        real = self.batches(client)
+        real = self.training(client, model, start)
         if self.alpha or self.weight:
+            batches, mechanism = self.mixed(client, real)
             weights = await minimize(
-                self.aligned, model, start, self.mixed(client, real), self.optimizer
+                self.aligned, model, start, batches, self.optimizer, mechanism=mechanism
             )
         else:
             weights = await minimize(
-                self.objective, model, start, real, self.optimizer, start=start
-            )
+                self.objective, model, start, real.batches, self.optimizer,
+                mechanism=real.mechanism, start=start,
+            )  # fmt: skip
         return Up(weights, len(client.data))
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
@@ -148,22 +155,22 @@ class VHL(FedAvg):
         second = supervised_contrastive(virtual, classes, temperature=self.temperature)
         return loss + self.weight * batch.aligning * (term + self.virtual_contrast * second)
 
-    def mixed(self, client: Node[Own], real: Sequence[Batch]) -> Lazy[Mixed]:
+    def mixed(self, client: Node[Own], real: Training) -> Training:
         """Each batch of real examples beside virtual ones, of which none stands twice in it."""
         own, rng = client.state, client.rng("virtual")
         total = self.per_class * client.model.classes
         size = min(self.virtual_batch, total)
-        drawn = [torch.randperm(total, generator=rng)[:size] for _ in range(len(real))]
+        drawn = [torch.randperm(total, generator=rng)[:size] for _ in range(len(real.batches))]
         aligned_steps = self.in_a_pass(len(client.data)) * self.aligned_epochs
 
-        def make(step: int) -> Mixed:
+        def make(examples: Batch, step: int) -> tuple[Batch, tuple[Batch, Tensor]]:
             images = own.images if own.seed is None else self.made(client, own.seed)
             rows = drawn[step].to(client.device)
             virtual = Batch(images.flatten(0, 1)[rows], rows // self.per_class)
             on = torch.tensor(float(step < aligned_steps), device=client.device)
-            return Mixed(real[step], virtual, on)
+            return examples, (virtual, on)
 
-        return Lazy(len(real), make)
+        return real.beside(make, joined)
 
     def made(self, node: Node[Any], seed: int) -> Tensor:
         """[class, image, ...], the virtual set of a seed; made once, whoever asks."""

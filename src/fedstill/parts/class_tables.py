@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core import Data, Positional, Record
+from fedstill.core import Batch, Data, Lazy, Loop, Model, Node, Positional, Record, Weights, seeds
+from fedstill.core.errors import BadValue
+from fedstill.core.mechanism import Gradient
+from fedstill.core.release import Use, class_sums
+from fedstill.parts.released import SUMS
 from fedstill.parts.synthetic_sets import mean_over_holders
 
 CHUNK = 1024
@@ -47,8 +52,74 @@ class ClassTable(Record):
         return self.replace(rows=means, known=self.known | sent)
 
 
+@dataclass(frozen=True)
+class Features:
+    """What a network's head sees of examples."""
+
+    model: Model
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        return self.model.features(weights, x)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What a network says of examples."""
+
+    model: Model
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        return self.model(weights, x)
+
+
+Look = Features | Logits
+
+
+async def class_averages(
+    node: Node[Any], look: Look, weights: Weights, known: ClassTable
+) -> ClassMeans:
+    """The mean of what is seen of a node's examples, for each class that it holds.
+
+    Where they are private, sums of clipped differences from the known table, with noise.
+    """
+    terms, classes = node.privacy, len(known.rows)
+    if terms is None:
+        return exact_averages(lambda x: look(weights, x), node.data, classes)
+    if not look.model.by_example:
+        raise BadValue(f"{look.model.title} answers by the whole batch; use another norm")
+    data = node.spend(Use(SUMS))
+    carry = torch.zeros(known.rows.shape, dtype=torch.float64, device=node.device)
+    body = Summing(look, terms.clip)
+    index = torch.split(torch.arange(len(data), device=data.device), CHUNK)
+    batches = Lazy(len(index), lambda step: data.take(index[step]))
+    total = await Loop(body, carry, {"weights": weights, "centre": known.rows}, batches)
+    rng = seeds.generator(node.secret(SUMS))
+    noise = torch.randn(total.shape, generator=rng, dtype=torch.float64).to(total)
+    counts = node.data.counts(classes).to(node.device)
+    held = counts.nonzero().flatten()
+    released = (total + terms.sigma * terms.clip * noise)[held] / counts[held].unsqueeze(1)
+    return ClassMeans(known.rows[held] + released.to(known.rows), held, counts[held])
+
+
+@dataclass(frozen=True)
+class Summing:
+    """The body of a loop that adds up clipped differences from a table. It tells no loss."""
+
+    look: Look
+    clip: float
+    silent: ClassVar[bool] = True
+
+    def __call__(
+        self, carry: Tensor, given: Mapping[str, Any], batch: Batch, gradient: Gradient
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            rows = self.look(given["weights"], batch.x) - given["centre"][batch.y]
+            total = carry + class_sums(rows, batch.y, carry.shape[0], self.clip)
+        return total, total.new_zeros(())
+
+
 @torch.no_grad()
-def class_averages(look: Callable[[Tensor], Tensor], data: Data, classes: int) -> ClassMeans:
+def exact_averages(look: Callable[[Tensor], Tensor], data: Data, classes: int) -> ClassMeans:
     """The mean of `look` over the examples of each class, in one pass."""
     total = torch.zeros((), device=data.device)
     for x, y in data.chunks(CHUNK):

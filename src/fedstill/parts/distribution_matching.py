@@ -13,6 +13,7 @@ from fedstill.core import SGD, Data, Lazy, Model, Node, Weights, minimize, trees
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
+from fedstill.parts.released import Aim, ClippedClasses, Releasing, noised
 from fedstill.parts.synthetic_sets import SyntheticSet
 
 Outputs = Literal["features", "logits", "both", "stages", "stages and logits"]
@@ -66,17 +67,46 @@ class Matching:
     ) -> SyntheticSet:
         """The set after `steps` steps; `network(step)` gives the weights to match under.
 
-        They are weights of `model`, or of the node's own network where none is named.
+        They are weights of `model`, or of the node's own network where none is named. Where the
+        examples are private, the set is matched to noisy class sums (`parts.released`).
         """
-        images = await minimize(
-            self.objective,
-            model or node.model,
-            start.images,
-            self.iterations(node, start, network, model),
-            SGD(self.lr, self.momentum),
-            images_share=start.share,
-        )
+        kind, sgd, terms = model or node.model, SGD(self.lr, self.momentum), node.privacy
+        if terms is not None and not terms.paper:
+            releasing = Releasing(self, node, start, network, model)
+            await releasing.summed()
+            images = await minimize(
+                self.released, kind, start.images, Lazy(self.updates(kind), releasing.aim), sgd,
+                images_share=start.share,
+            )  # fmt: skip
+        elif terms is not None:
+            steps = self.iterations(node, start, network, model)
+            images = await minimize(
+                self.objective, kind, start.images,
+                noised(node, steps, start.images, self.real_batch), sgd,
+                mechanism=ClippedClasses(terms.clip), images_share=start.share,
+            )  # fmt: skip
+        else:
+            images = await minimize(
+                self.objective, kind, start.images,
+                self.iterations(node, start, network, model), sgd, images_share=start.share,
+            )  # fmt: skip
         return start._replace(images=images)
+
+    def released(self, model: Model, images: Tensor, batch: Aim, images_share: Tensor) -> Tensor:
+        """The same distances as in `objective`, to what was released of the real examples."""
+        synthetic = augment.apply(images, batch.draws, only=batch.only)
+        means = class_means(self.seen(model.evaluating, batch.network, synthetic), images_share)
+        apart = distances(means, batch.targets, self.distance)
+        return (apart * batch.emphasis.unsqueeze(1)).sum()
+
+    def updates(self, model: Model) -> int:
+        """How often the images are changed: once in a step, or once for each output."""
+        return self.steps * (self.output_count(model) if self.deep_first and self.sweep else 1)
+
+    def output_count(self, model: Model) -> int:
+        """How many outputs are matched."""
+        few = {"features": 1, "logits": 1, "both": 2}.get(self.outputs)
+        return few or stage_count(model) + (self.outputs == "stages and logits")
 
     def objective(
         self, model: Model, images: Tensor, batch: Iteration, images_share: Tensor
@@ -128,9 +158,9 @@ class Matching:
         model: Model | None = None,
     ) -> Lazy[Iteration]:
         """The steps' real batches and augmentations, drawn at once; networks on demand."""
-        classes = start.classes.tolist()
+        classes, data = start.classes.tolist(), node.records
         rows, share = real_rows(
-            node.data, classes, self.real_batch, self.steps, node.rng("real"), node.model.classes
+            data, classes, self.real_batch, self.steps, node.rng("real"), node.model.classes
         )
         packing = trees.to(packed(share), node.device)
         rows, share = rows.to(node.device), share.to(node.device)
@@ -144,9 +174,7 @@ class Matching:
             device=node.device,
         )
 
-        outputs = {"features": 1, "logits": 1, "both": 2}.get(self.outputs)
-        if outputs is None:
-            outputs = stage_count(model or node.model) + (self.outputs == "stages and logits")
+        outputs = self.output_count(model or node.model)
         per_step = outputs if self.deep_first and self.sweep else 1
         updates = self.steps * per_step
         every = torch.tensor([self.emphasis(update, outputs) for update in range(updates)])
@@ -155,7 +183,7 @@ class Matching:
         def make(update: int) -> Iteration:
             step = update // per_step
             only, draws = drawn[step]
-            real = node.data.take(rows[step]).x
+            real = data.take(rows[step]).x
             return Iteration(real, share, network(step), every[update], draws, only, packing)
 
         return Lazy(updates, make)

@@ -47,7 +47,7 @@ def received(data: Data, images: Tensor, space: Space) -> Tensor:
 
 
 def _pool(data: Data) -> Pool:
-    pool = data.parts[0].pool if data.parts else None
+    pool = data.normalisation
     if pool is None or (pool.mean is None and pool.stored.dtype != torch.uint8):
         raise BadValue(
             "pixels need examples that are stored with their mean and deviation; these are held "

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core import Data, Node
+from fedstill.core.errors import SealedData
 
 
 class SyntheticSet(NamedTuple):
@@ -53,6 +54,7 @@ def from_common_noise(node: Node[Any], classes: Sequence[int], per_class: int) -
 
 def from_real(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
     """Random examples of each class, none twice; fewer where a class has fewer."""
+    check_open(node, "real")
     rng, rows = node.rng("start"), node.data.by_class(node.model.classes)
     counts = [min(per_class, len(rows[c])) for c in classes]
     index = torch.zeros(len(classes), max(counts), dtype=torch.long)
@@ -67,6 +69,7 @@ def from_real(node: Node[Any], classes: Sequence[int], per_class: int) -> Synthe
 
 def from_statistics(node: Node[Any], classes: Sequence[int], per_class: int) -> SyntheticSet:
     """Normal pixels with the mean and deviation of each class and channel (FedLGD)."""
+    check_open(node, "statistics")
     start = from_noise(node, classes, per_class)
     mean, std = class_statistics(node.data, classes, node.model.classes)
     return start._replace(images=scaled(start.images, mean, std))
@@ -76,9 +79,19 @@ def from_released_statistics(
     node: Node[Any], classes: Sequence[int], per_class: int
 ) -> SyntheticSet:
     """Normal pixels with the statistics of FedLGD's released code."""
+    check_open(node, "released_statistics")
     start = from_noise(node, classes, per_class)
     mean, std = released_statistics(node.data, classes, node.model.classes)
     return start._replace(images=scaled(start.images, mean, std))
+
+
+def check_open(node: Node[Any], start: str) -> None:
+    """Refuse a start that shows private examples, or exact statistics of them."""
+    if node.privacy is not None:
+        raise SealedData(
+            f'start = "{start}" shows private examples as they are; with [privacy] begin with '
+            'start = "noise"'
+        )
 
 
 def scaled(noise: Tensor, mean: Tensor, std: Tensor) -> Tensor:

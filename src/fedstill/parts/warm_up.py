@@ -59,16 +59,18 @@ async def warmed_up(
 
     It depends on data, settings, network and seed alone; where the node has a cache, it is made
     once and found again by them. The networks are of the node's own kind unless `model` is given.
+    A set of private data is made anew in every run: each is a release of its own.
     """
     kind = model or node.model
     seed = node.draw("warm-up networks", shared=True)
     key = ""
-    if node.cache is not None:
+    cache = node.cache if node.privacy is None else None
+    if cache is not None:
         settings = [float(v) if isinstance(v, int) else v for v in astuple(matching)]  # 1 is 1.0
         draws = (seed, node.draw("warm-up"))
         made_by = (MAKING, settings, start, per_class, kind.describe(), draws)
         key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
-        kept = node.cache.find(key, Kept)
+        kept = cache.find(key, Kept)
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
     held = held_classes(node)
@@ -79,6 +81,6 @@ async def warmed_up(
         seed, kind.samples, sum(kind.floats().values()), node.device
     )
     matched = await matching.matched(node, first, networks, kind)
-    if node.cache is not None:
-        node.cache.keep(key, Kept(key, matched.images, matched.share, matched.classes))
+    if cache is not None:
+        cache.keep(key, Kept(key, matched.images, matched.share, matched.classes))
     return matched

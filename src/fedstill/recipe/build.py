@@ -51,6 +51,7 @@ def experiment_of(recipe: Recipe) -> Experiment:
             bad_messages=recipe.federation.bad_messages,
             channels=recipe.federation.channel or (),
             metrics=recipe.run.metrics,
+            privacy=recipe.privacy,
         )
 
 

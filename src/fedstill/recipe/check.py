@@ -14,6 +14,7 @@ from fedstill.engines.execution import AUTO, ENGINES
 from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHOD_NAMES
 from fedstill.metrics import METRIC_NAMES
+from fedstill.privacy.privacy import Privacy
 from fedstill.recipe.changes import label_of
 from fedstill.recipe.data import read_data
 from fedstill.recipe.fields import read_table, read_values
@@ -39,7 +40,8 @@ OLDER_ENGINE_WORDS = {"lanes": "streams"}
 def checked(tables: Table) -> list[Recipe]:
     """A recipe for each method; raises with every fault of every table."""
     faults: list[str] = []
-    known = {"run", "data", "models", "federation", "method", "engine", *FREE_TABLES, GRID, QUICK}
+    known = {"run", "data", "models", "federation", "method", "privacy", "engine",
+             *FREE_TABLES, GRID, QUICK}  # fmt: skip
     faults += [unknown("table", name, known) for name in tables if name not in known]
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
     if run is not None:
@@ -49,6 +51,9 @@ def checked(tables: Table) -> list[Recipe]:
     engine = read_table(EngineTable, _of_today(tables.get("engine", {}), faults), "engine", faults)
     if engine is not None and engine.name not in (AUTO, *ENGINES):
         faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
+    privacy = None
+    if tables.get("privacy"):
+        privacy = read_values(Privacy, tables["privacy"], "privacy", faults)
     models = tables.get("models", {"name": "convnet"})
     networks = read_networks(models, faults)
     for name in FREE_TABLES:
@@ -96,6 +101,7 @@ def checked(tables: Table) -> list[Recipe]:
             engine,
             about,
             reported.get(label, {}) if several else reported,
+            privacy,
         )
         for method, name, label in (item for item in made if item)
     ]

@@ -15,6 +15,7 @@ from fedstill.federation.experiment import BadMessages
 from fedstill.methods import METHOD_NAMES
 from fedstill.methods.virtual import Virtual
 from fedstill.metrics import ALWAYS
+from fedstill.privacy.privacy import Privacy
 from fedstill.recipe.networks import NetworkTables
 
 Table = dict[str, Any]
@@ -123,6 +124,7 @@ class Recipe:
     engine: EngineTable
     about: Table = field(default_factory=dict)
     reported: Table = field(default_factory=dict)
+    privacy: Privacy | None = None
 
     def as_tables(self) -> Table:
         """Every value that makes the numbers, as tables."""
@@ -133,6 +135,7 @@ class Recipe:
             "models": self.models.written,
             "federation": values(self.federation),
             "method": method,
+            "privacy": {} if self.privacy is None else self.privacy.table(),
             "engine": values(self.engine),
             "about": self.about,
             "reported": self.reported,

@@ -73,6 +73,8 @@ def of_experiment(experiment: Experiment, label: str | None = None) -> Descripti
         "content": contents(population),
         "normalisation": normalisation(population),
     }
+    if experiment.privacy is not None:
+        tables["privacy"] = plain(experiment.privacy.table())
     text = json.dumps(tables, indent=2, ensure_ascii=False) + "\n"
     return Description(
         "experiment.json", text, decisive_of(json.loads(text)), name, label or name, data
@@ -82,6 +84,8 @@ def of_experiment(experiment: Experiment, label: str | None = None) -> Descripti
 def decisive_of(tables: Mapping[str, Any]) -> Table:
     """Of the tables in an experiment.json, the values that decide the numbers of every round."""
     kept = {key: tables.get(key) for key in ("models", "federation", "data", "content")}
+    if "privacy" in tables:
+        kept["privacy"] = _with_rounds(tables)
     method = {k: v for k, v in tables.get("method", {}).items() if k != "label"}
     return {**kept, "method": method, "run": {"seed": tables.get("run", {}).get("seed")}}
 
@@ -103,7 +107,14 @@ def decisive_in(tables: Table) -> Table:
         kept["data"]["public"] = public
     kept["method"] = {k: v for k, v in kept["method"].items() if k != "label"}
     kept["run"] = {"seed": tables["run"]["seed"]}
+    if "privacy" in tables:
+        kept["privacy"] = _with_rounds(tables)
     return kept
+
+
+def _with_rounds(tables: Mapping[str, Any]) -> Table:
+    """What was asked of privacy, and for how many rounds: the noise was found for so many."""
+    return {**tables["privacy"], "rounds": tables.get("run", {}).get("rounds")}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:

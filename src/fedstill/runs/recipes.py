@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.release import Spending
 from fedstill.engines import checkpoint
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
 from fedstill.engines.ranks.site import Site
+from fedstill.federation.budget import calibrated
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Watch
@@ -38,6 +40,7 @@ class Prepared:
     execution: Execution
     cache: FolderCache
     notes: Sequence[str]
+    spent: Sequence[Spending] = ()  # on virtual data
 
 
 @contextmanager
@@ -51,11 +54,13 @@ def prepared(recipe: Recipe, line: Transport | None = None) -> Iterator[Prepared
     experiment = experiment_of(recipe)
     cache = FolderCache(recipe.run.cache_dir)
     notes: list[str] = []
+    spent: Sequence[Spending] = ()
     with execution.applied(experiment.networks):
         if recipe.data.virtual is not None and not recipe.method.distils:
-            experiment, note = distilled(experiment, recipe.data.virtual, execution, cache, line)
+            virtual = recipe.data.virtual
+            experiment, note, spent = distilled(experiment, virtual, execution, cache, line)
             notes.append(note)
-        yield Prepared(experiment, execution, cache, notes)
+        yield Prepared(calibrated(experiment, execution), execution, cache, notes, spent)
 
 
 @contextmanager
@@ -76,6 +81,8 @@ def session(
             cache=ready.cache,
             notes=ready.notes,
             transport=line,
+            privacy=recipe.privacy,
+            spent=ready.spent,
         )
 
 

@@ -14,12 +14,14 @@ from fedstill.core.errors import RunFolderError
 from fedstill.core.files import write_whole
 from fedstill.core.node import Cache
 from fedstill.core.ranges import Count
+from fedstill.core.release import Spending
 from fedstill.engines import checkpoint
 from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
+from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Progress, Save, Watch, run
 from fedstill.logbook.environment import environment
@@ -29,6 +31,8 @@ from fedstill.logbook.rows import Rows
 from fedstill.logbook.summary import summarise, write_summary
 from fedstill.logbook.writer import FolderLog, Logbook, MemoryLog
 from fedstill.metrics import counting, lowest
+from fedstill.privacy.privacy import Privacy
+from fedstill.privacy.summary import summary_of, words_of
 from fedstill.runs import folder as folders
 from fedstill.runs import pictures
 from fedstill.runs.digest import (
@@ -55,7 +59,9 @@ class Keeping:
 class Session:
     """One run from its beginning or a checkpoint to its end, in a folder or in memory alone.
 
-    Of several ranks, this is the leader's. What can be refused is refused when it is made.
+    Of several ranks, this is the leader's. What can be refused is refused when it is made. What
+    was `spent` before it began, under a `privacy` that its experiment no longer has, is of its
+    ledger.
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class Session:
         cache: Cache | None = None,
         notes: Sequence[str] = (),
         transport: Transport | None = None,
+        privacy: Privacy | None = None,
+        spent: Sequence[Spending] = (),
     ):
         self.about, self.folder = about, folder
         self.keeping = keeping or Keeping()
@@ -77,7 +85,9 @@ class Session:
         some = folder is not None and self.keeping.pictures
         shown = experiment.population.clients[: pictures.MOST_GALLERIES] if some else ()
         self.gallery = pictures.Gallery(last=experiment.rounds, on_the_way=shown)
-        self.experiment = experiment
+        self.experiment = experiment = calibrated(experiment, execution)
+        self.privacy = experiment.privacy if privacy is None else privacy
+        self.spent = spent
         self.own_engine = engine_of(self.experiment, execution, cache=cache)
         self.engine = spread(self.own_engine, transport)
         self.device = self.own_engine.device
@@ -166,6 +176,8 @@ class Session:
     def _run(self, log: Logbook, done: int | None, notes: Sequence[Note], save: Save) -> None:
         for note in notes:
             log.write(note)
+        for row in self.spent if done is None else ():
+            log.write(row)
         run(
             self.engine, log, done=done, said=self._said, save=save, watch=self._watched,
             observers=[self.gallery],
@@ -204,6 +216,8 @@ class Session:
         """What a reader must know of a run's beginning, or of where it goes on."""
         if saved is None:
             about_data = [Note(0, "data", "", text) for text in self.notes]
+            if self.privacy is not None:
+                about_data += [Note(0, "privacy", "", text) for text in words_of(self.privacy)]
             return [Note(0, "engine", "", self.engine_note), *about_data]
         where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
         return [where, *(Note(saved.round, "warning", "", text) for text in saved.notes)]
@@ -211,6 +225,9 @@ class Session:
     def summary(self, rows: Rows) -> dict[str, Any]:
         """A run in one table."""
         population = self.experiment.population
+        facts: dict[str, Any] = {}
+        if self.privacy is not None:
+            facts["privacy"] = summary_of(self.privacy, rows.privacy)
         return summarise(
             rows,
             rounds=self.experiment.rounds,
@@ -220,12 +237,18 @@ class Session:
             label=self.about.label,
             seed=self.experiment.seed,
             data=self.about.data,
-            data_digest=None if population.data is None else content_digest(population.data),
+            data_digest=self._data_digest(),
             held_out=self.held_out,
             engine=self.engine.name,
             device=str(self.device),
             networks=named_networks(population.models),
+            **facts,
         )
+
+    def _data_digest(self) -> str | None:
+        """What the data are; a digest of private records would confirm a guess of them."""
+        data = self.experiment.population.data
+        return None if data is None or self.privacy is not None else content_digest(data)
 
     def _finish(self, folder: Path, rows: Run) -> None:
         summary = self.summary(rows)

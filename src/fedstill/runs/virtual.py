@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedstill.core.data import Data
 from fedstill.core.records import NodeId
+from fedstill.core.release import Spending
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import LEADER, Transport
 from fedstill.engines.ranks.site import Site, serve
+from fedstill.federation.budget import calibrated
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run
@@ -24,14 +27,17 @@ def distilled(
     execution: Execution,
     cache: FolderCache,
     transport: Transport | None = None,
-) -> tuple[Experiment, str]:
-    """The experiment whose clients learn from sets that they distil first, and a note of it."""
-    sets = virtual_sets(experiment, virtual, execution, cache, transport)
+) -> tuple[Experiment, str, Sequence[Spending]]:
+    """The experiment whose clients learn from sets that they distil first, a note of it, and what
+    that cost of their privacy: all of it, so that what follows needs none.
+    """
+    sets, spent = virtual_sets(experiment, virtual, execution, cache, transport)
     found = f"{cache.made} sets made, {cache.found} found in {cache.folder}"
     if transport is not None:
         found += f" by rank {transport.rank}"
     note = f"trained on virtual data, {virtual.per_class} images per class: {found}"
-    return replace(experiment, population=experiment.population.learning_from(sets)), note
+    learning = experiment.population.learning_from(sets)
+    return replace(experiment, population=learning, privacy=None), note, spent
 
 
 def virtual_sets(
@@ -40,7 +46,7 @@ def virtual_sets(
     execution: Execution,
     cache: FolderCache,
     transport: Transport | None = None,
-) -> dict[NodeId, Data]:
+) -> tuple[dict[NodeId, Data], Sequence[Spending]]:
     """What the clients of an experiment distil from their data; of other ranks, their own."""
     warm_up = Experiment(
         virtual,
@@ -48,15 +54,18 @@ def virtual_sets(
         rounds=0,
         seed=experiment.seed,
         topology=experiment.topology,
+        privacy=experiment.privacy,
     )
+    warm_up = calibrated(warm_up, execution)
+    log = MemoryLog()
     own = engine_of(warm_up, replace(execution, memory_limit=None), cache=cache)
     engine = spread(own, transport)
     if transport is not None and transport.rank != LEADER:
         serve(Site(own), transport)
     else:
-        run(engine, MemoryLog())
+        run(engine, log)
     each = {node: engine.memory(node) for node in experiment.population.clients}
     made = {node: state for node, state in each.items() if isinstance(state, Own)}
     if isinstance(engine, Leader):
         engine.over()
-    return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}
+    return {node: Data.of(*state.as_set().flat()) for node, state in made.items()}, log.privacy

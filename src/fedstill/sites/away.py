@@ -171,7 +171,9 @@ class Away:
         }
         seconds = self.patience.step if round else self.patience.start
         answers = self._asked(Acted, asked, round, step.name, seconds)
-        outcomes = {n: self._outcome(step, n, answers[n], inboxes[n], letters) for n in inboxes}
+        outcomes = {
+            n: self._outcome(step, round, n, answers[n], inboxes[n], letters) for n in inboxes
+        }
         self._check_enough(step, round, outcomes)
         return outcomes
 
@@ -240,13 +242,19 @@ class Away:
             return Silence(f"sent what cannot be read: {words.told(str(error))}")
 
     def _outcome(
-        self, step: Step, node: NodeId, answer: Acted | Silence, inbox: Inbox[Any], letters: Letters
+        self,
+        step: Step,
+        round: int,
+        node: NodeId,
+        answer: Acted | Silence,
+        inbox: Inbox[Any],
+        letters: Letters,
     ) -> Outcome:
         if isinstance(answer, Silence):
             return Outcome(absent=answer.reason)
         try:
             messages = letters.opened(answer.letters, self.inner.device)
-            outcome = outcome_of(answer.left, messages)
+            outcome = outcome_of(answer.left, messages, round, step.name, node)
             _check_kind(step, outcome)
             marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
         except (WireError, KeyError) as error:
@@ -259,7 +267,7 @@ class Away:
         return replace(
             outcome,
             numbers={words.told(k): v for k, v in outcome.numbers.items()},
-            spent=tuple(words.told(str(use)) for use in outcome.spent),
+            spent=tuple(replace(row, mechanism=words.told(row.mechanism)) for row in outcome.spent),
             rejected={s: words.told(w) for s, w in outcome.rejected.items() if s in inbox},
         )
 

@@ -20,6 +20,7 @@ from fedstill.core.seeds import generator
 from fedstill.engines.engine import autograd_gradient
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party, Population
 from fedstill.federation.run import run
@@ -132,7 +133,8 @@ def engine_for(
     named = {f.name for f in fields(Execution)}
     switches = {k: options.pop(k) for k in list(options) if k in named}
     execution = Execution(**{"device": "cpu", **switches})
-    return engine(experiment(method, world, rounds, **options), execution, **own)
+    made = calibrated(experiment(method, world, rounds, **options), execution)
+    return engine(made, execution, **own)
 
 
 def played(

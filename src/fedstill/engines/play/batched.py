@@ -215,7 +215,7 @@ class Batched(InProcess):
         for place, (carry, loss) in enumerate(ended):
             actor = stackable[by_length[place]]
             actor.answer = carry
-            if loss is not None:
+            if loss is not None and loops[by_length[place]].tells_loss:
                 actor.node.log(loss=loss)
 
     def _run_alone(self, actor: Acting) -> None:

@@ -24,6 +24,7 @@ from fedstill.engines.loops.recorded import CudaGraphs, Recorder
 from fedstill.engines.memories import Memories
 from fedstill.engines.outbox import Outbox, kind_of, owner
 from fedstill.engines.scoring import Scores
+from fedstill.engines.spending import Purse
 from fedstill.federation.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -55,8 +56,15 @@ class InProcess:
             graphs = CudaGraphs(self.device)
             self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
         self.states = Memories(execution.memory_limit, self.device)
+        self.key: bytes | None = None  # of a site: what its noise is made with (`Node.secret`)
+        self.purse = self._purse()
         self.far_kind: type[State] | None = None  # of clients' memories that lie elsewhere
         self._saved: Path | None = None  # the last checkpoint
+
+    def _purse(self) -> Purse | None:
+        """What grants uses of private examples; None where nothing is private."""
+        privacy = self.experiment.privacy
+        return None if privacy is None else Purse(privacy, self.states)
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Replace what every node remembers, and go on from there."""
@@ -143,7 +151,8 @@ class InProcess:
         replayed = self.recorder.run(loop) if self.recorder else None
         if replayed is not None:
             carry, loss = replayed
-            node.log(loss=loss)
+            if loop.tells_loss:
+                node.log(loss=loss)
             return carry
         carry = loop.carry
         losses: list[Tensor] = []
@@ -151,7 +160,7 @@ class InProcess:
         for batch in loop.batches:
             carry, loss = step(carry, loop.given, batch)
             losses.append(loss)
-        if losses:
+        if losses and loop.tells_loss:
             node.log(loss=torch.stack(losses).mean())
         return carry
 
@@ -194,7 +203,7 @@ class InProcess:
 
     def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
         party = self.population.party(id)
-        return Node(
+        node: Node[Any] = Node(
             id,
             round,
             None,
@@ -207,7 +216,11 @@ class InProcess:
             step=step,
             device=self.device,
             cache=self.cache,
+            key=self.key,
         )
+        if self.purse is not None:
+            self.purse.seal(node)
+        return node
 
     def _absence(self, step: Step, round: int, id: NodeId) -> str | None:
         method = self.experiment.method
@@ -237,6 +250,8 @@ class InProcess:
                     title = type(step.method).__name__
                     raise StepError(title, step.name, node.id, node.round, error) from error
             self.states[node.id] = node.state
+            if self.purse is not None:
+                self.purse.keep(node)
             outcomes.append(
                 Outcome(
                     message, numbers, tuple(node.spent), dict(node.rejected), bad=bad, lost=lost

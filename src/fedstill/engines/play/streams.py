@@ -179,7 +179,8 @@ class Streams(Batched):
                 left.append(actor)
                 continue
             actor.answer, loss = end
-            actor.node.log(loss=loss)
+            if actor.waiting is not None and actor.waiting.tells_loss:
+                actor.node.log(loss=loss)
         return left
 
 

@@ -154,18 +154,23 @@ class Leader:
         )
         for rank, answer in answers.items():
             if isinstance(answer, Played):
-                outcomes |= self._taken(answer, letters, others[rank])
+                outcomes |= self._taken(answer, letters, others[rank], round, step.name)
             else:
                 outcomes |= dict.fromkeys(others[rank], Outcome(absent=self._excused(rank, answer)))
         return {id: outcomes[id] for id in inboxes}
 
     def _taken(
-        self, played: Played, letters: Letters, asked: Sequence[NodeId]
+        self,
+        played: Played,
+        letters: Letters,
+        asked: Sequence[NodeId],
+        round: int,
+        step: str,
     ) -> dict[NodeId, Outcome]:
         """What a rank's nodes left behind; what cannot be read makes a site's nodes absent."""
         try:
             messages = letters.opened(played.letters, self.inner.device)
-            outcomes = {id: outcome_of(played.nodes[id], messages) for id in asked}
+            outcomes = {id: outcome_of(played.nodes[id], messages, round, step, id) for id in asked}
         except (WireError, KeyError) as error:
             if self.transport.one_job:
                 raise

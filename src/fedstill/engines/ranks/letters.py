@@ -13,10 +13,11 @@ from fedstill.core.errors import RankError, WireError
 from fedstill.core.method import Method, Step, steps_of
 from fedstill.core.node import Addressed
 from fedstill.core.records import Message, NodeId, Record, State
+from fedstill.core.release import Spending
 from fedstill.engines.engine import Outcome
 from fedstill.engines.memories import Memories
 from fedstill.engines.outbox import channels_of
-from fedstill.engines.ranks.protocol import Left, Letter
+from fedstill.engines.ranks.protocol import Left, Letter, Spent
 from fedstill.wire import codec
 
 R = TypeVar("R", bound=Record)
@@ -140,12 +141,19 @@ def by_hearer(message: Message | Addressed[Any]) -> Mapping[NodeId, Message]:
     return message if isinstance(message, Addressed) else {"": message}
 
 
-def outcome_of(left: Left, messages: Sequence[Message]) -> Outcome:
+def outcome_of(
+    left: Left, messages: Sequence[Message], round: int, step: str, node: NodeId
+) -> Outcome:
+    """What a node left behind in a step, as its rank tells it."""
     message: Message | Addressed[Any] | None = None
     if left.message is not None:
         found = {hearer: at_place(messages, place) for hearer, place in left.message.items()}
         message = Addressed(found) if left.addressed else found[""]
-    return Outcome(message, left.numbers, left.spent, left.rejected, left.absent, lost=left.lost)
+    spent = [
+        Spending(round, step, node, row.mechanism, row.sigma, row.rate, row.releases)
+        for row in left.spent
+    ]
+    return Outcome(message, left.numbers, spent, left.rejected, left.absent, lost=left.lost)
 
 
 def left_of(
@@ -156,7 +164,7 @@ def left_of(
         places,
         isinstance(outcome.message, Addressed),
         dict(outcome.numbers),
-        tuple(map(str, outcome.spent)),
+        tuple(Spent(r.mechanism, r.sigma, r.rate, r.releases) for r in outcome.spent),
         dict(outcome.rejected),
         outcome.absent,
         node in states.changed,

@@ -62,13 +62,22 @@ class Letter(Record):
     layers: tuple[Tensor, ...]  # what channels put beside it, outermost first
 
 
+class Spent(Record):
+    """A row of the ledger, as a rank tells it."""
+
+    mechanism: str
+    sigma: float
+    rate: float
+    releases: int
+
+
 class Left(Record):
     """What a step left behind on one node; messages are places in a list of letters."""
 
     message: dict[str, int] | None  # by hearer; for everybody under no name
     addressed: bool
     numbers: dict[str, float]
-    spent: tuple[str, ...]
+    spent: tuple[Spent, ...]
     rejected: dict[str, str]
     absent: str | None
     changed: bool  # whether it remembers something else now

@@ -47,6 +47,7 @@ from fedstill.engines.ranks.protocol import (
 )
 from fedstill.engines.ranks.shelf import Shelf
 from fedstill.engines.scoring import Scores
+from fedstill.engines.spending import put, spent
 from fedstill.wire import codec
 
 T = TypeVar("T")
@@ -128,7 +129,11 @@ class Site:
     def undo(self, question: int) -> None:
         """Remember what was remembered before an act, if that was the last one."""
         if question == self._last and not self.one_job:
+            rows = {node: spent(self.engine.states, node) for node in self.engine.states}
             self.engine.restore(self._before)
+            for node, own in rows.items():  # what may have left is spent, whoever heard it
+                if own:
+                    put(self.engine.states, node, own)
             self._last = 0
 
     def _scored(self, request: Score) -> Seen:

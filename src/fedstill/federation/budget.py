@@ -1,0 +1,81 @@
+"""The noise of a private run, found by rehearsing it; nothing is released."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from fedstill.core.errors import BadValue, SealedData, StepError
+from fedstill.core.records import NodeId
+from fedstill.core.release import Use
+from fedstill.engines.execution import Execution
+from fedstill.engines.play.rehearsal import Rehearsal
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import rehearsed
+from fedstill.privacy.ledger import calibrated as noise_for
+from fedstill.privacy.ledger import composed
+from fedstill.privacy.privacy import Plan
+
+
+def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
+    """The experiment with noise with which each client's planned uses cost exactly its budget.
+
+    Without privacy, or where the noise was found before, the experiment itself. What a method
+    cannot do privately is refused here, before anything is played.
+    """
+    privacy = experiment.privacy
+    if privacy is None or privacy.plan is not None:
+        return experiment
+    uses = planned(experiment, execution)
+    if not privacy.valid:
+        noise = dict.fromkeys(uses, privacy.claimed_sigma)
+        return replace(experiment, privacy=replace(privacy, plan=Plan(noise, uses)))
+    alike: dict[tuple[tuple[Use, int], ...], float] = {}
+    found: dict[NodeId, float] = {}
+    for client, own in uses.items():
+        kind = _summed(own)
+        if kind not in alike:
+            joined = [use._replace(releases=number) for use, number in kind]
+            alike[kind] = noise_for(joined, privacy.epsilon, privacy.delta)
+        found[client] = alike[kind]
+    return replace(experiment, privacy=replace(privacy, plan=Plan(found, uses)))
+
+
+def planned(experiment: Experiment, execution: Execution) -> dict[NodeId, list[Use]]:
+    """What every client asks of its records in a whole run, in order."""
+    privacy = experiment.privacy
+    if privacy is None:
+        return {}
+    clients = experiment.population.clients
+    blank = replace(privacy, plan=Plan(dict.fromkeys(clients, 1.0), {}))
+    engine = Rehearsal(replace(experiment, privacy=blank), replace(execution, record=False))
+    try:
+        rehearsed(engine)
+    except StepError as error:
+        if isinstance(error.__cause__, (SealedData, BadValue)):
+            raise BadValue(
+                f"privacy: {error.method} cannot be private as it stands: its step {error.step}: "
+                f"{error.__cause__}"
+            ) from error
+        raise
+    asked = {} if engine.purse is None else engine.purse.asked
+    return {client: asked.get(client, []) for client in clients}
+
+
+def cost(experiment: Experiment) -> float:
+    """The largest ε of any client as planned; infinite for a mechanism that promises nothing."""
+    privacy = experiment.privacy
+    if privacy is None or privacy.plan is None or not privacy.valid:
+        return inf
+    rows = privacy.plan.rows().values()
+    return max((composed(own, privacy.delta) for own in rows), default=0.0)
+
+
+def _summed(uses: Sequence[Use]) -> tuple[tuple[Use, int], ...]:
+    """Alike uses with the number of their releases, in a fixed order."""
+    found: dict[Use, int] = {}
+    for use in uses:
+        kind = use._replace(mechanism="", releases=0)
+        found[kind] = found.get(kind, 0) + use.releases
+    return tuple(sorted(found.items(), key=repr))

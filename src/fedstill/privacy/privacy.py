@@ -1,0 +1,118 @@
+"""What a user asks of privacy, and the plan that its noise was found for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import log, sqrt
+from typing import Annotated, Any, Literal
+
+from fedstill.core import ranges
+from fedstill.core.errors import BadValue
+from fedstill.core.ranges import Positive, Range
+from fedstill.core.records import NodeId
+from fedstill.core.release import Spending, Terms, Use
+from fedstill.privacy.accounting import mu_of
+
+COUNTS_SHARE = 0.05  # of μ², which noisy class counts take where labels are private
+MOST_EPSILON = 1000
+MOST_RELEASES = 1000
+
+PROMISE = {
+    "public": (
+        "one record of one client: its image replaced by nothing. Which labels a client holds, and "
+        "how many of each, is public"
+    ),
+    "private": "one record of one client, with its label: there or not there",
+}
+LIMITS = (
+    "of this run alone: further runs on the same records, with other seeds or settings, add up",
+    "of training records; test records are scored exactly",
+    "noise is simulated: it is drawn from the recipe's seed, so whoever knows that can remove it",
+    "noise is normal in floating point, not discrete",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rehearsal found: each client's uses, and the noise with which they cost ε."""
+
+    noise: Mapping[NodeId, float]
+    uses: Mapping[NodeId, Sequence[Use]]
+
+    def rows(self) -> dict[NodeId, list[Spending]]:
+        """The uses as rows of a ledger."""
+        return {
+            node: [
+                Spending(0, "", node, use.mechanism, self.sigma(node, use), use.rate, use.releases)
+                for use in uses
+            ]
+            for node, uses in self.uses.items()
+        }
+
+    def sigma(self, node: NodeId, use: Use) -> float:
+        """The noise of a use: its own, or that of its node."""
+        return self.noise[node] if use.sigma is None else use.sigma
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Differential privacy of every client's records, over a whole run.
+
+        Experiment(FedDM(start="noise"), population, privacy=Privacy(epsilon=4, clip=12))
+
+    Records are *sealed*: a method reads them through mechanisms alone, and each release is written
+    to a ledger, which refuses what would pass the budget. The noise is found before the run so that
+    all that is planned costs exactly ε at δ. With `labels = "private"` the number of examples of
+    each class is told with noise too. The papers' mechanism (`mechanism = "paper"`) is for
+    comparison: it promises nothing, and no ε is reported.
+    """
+
+    epsilon: Annotated[float, Range(0, MOST_EPSILON, open_low=True)]
+    delta: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 1e-5
+    labels: Literal["public", "private"] = "public"
+    clip: Positive = 12.0  # of what a network makes of a record
+    gradient_clip: Positive = 1.0  # of a record's gradient
+    releases: Annotated[int, Range(1, MOST_RELEASES)] = 4  # networks a round to match under
+    mechanism: Literal["valid", "paper"] = "valid"
+    plan: Plan | None = field(default=None, repr=False, metadata={"key": False})
+
+    def __post_init__(self) -> None:
+        if wrong := ranges.faults(self):
+            raise BadValue([f"privacy.{line}" for line in wrong])
+
+    @property
+    def valid(self) -> bool:
+        """Whether anything is promised."""
+        return self.mechanism == "valid"
+
+    @property
+    def counts_sigma(self) -> float | None:
+        """The noise of class counts; None where they are public."""
+        if self.labels == "public" or not self.valid:
+            return None
+        return 1 / (mu_of(self.epsilon, self.delta) * sqrt(COUNTS_SHARE))
+
+    @property
+    def claimed_sigma(self) -> float:
+        """The noise that the papers take for ε, for each step of each round anew."""
+        return sqrt(2 * log(1.25 / self.delta)) / self.epsilon
+
+    def terms(self, node: NodeId) -> Terms:
+        """What is asked of a node; the noise must have been found."""
+        if not self.valid:
+            sigma = self.claimed_sigma
+        elif self.plan is None:
+            raise BadValue(
+                "privacy: the noise has not been found yet; play the experiment by fedstill.run, "
+                "or with fedstill.federation.budget.calibrated(experiment, execution)"
+            )
+        else:
+            sigma = self.plan.noise.get(node, 0.0)
+        return Terms(
+            self.clip, self.gradient_clip, self.releases, sigma, self.counts_sigma, not self.valid
+        )
+
+    def table(self) -> dict[str, Any]:
+        """What was asked, as a table."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}

@@ -1,0 +1,109 @@
+"""Every method with a budget either runs with rows in the ledger, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.core import Data, Method, Node, trees
+from fedstill.core.errors import BadValue
+from fedstill.core.release import Spending, Terms
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.methods import METHODS
+from fedstill.models import MLP
+from fedstill.parts.learning import private_training
+from fedstill.privacy.ledger import composed
+from fedstill.privacy.privacy import Privacy
+from fedstill.privacy.summary import by_node
+from fedstill.testing import worlds
+
+BUDGET = Privacy(4.0, 1e-3, releases=4, gradient_clip=0.5)
+MATCHING = {"start": "noise", "steps": 6}
+VALUES: dict[str, dict[str, Any]] = {
+    "feddm": MATCHING,
+    "feddualmatch": MATCHING,
+    "fedlgd": {"start": "noise", "local_steps": 4},
+    "desa": {"steps": 4, "batch_size": 64},
+}
+# Steps of clients whose losses are of what was released, or of public data.
+MAY_TELL = {
+    "feddm": ["synthesize"],
+    "feddualmatch": ["synthesize"],
+    "fedlgd": ["warm_up", "update"],
+    "desa": ["synthesize"],
+    "fccl": ["learn"],
+}
+REFUSED = {"centralised": "hand_over"}  # the step that would hand records over
+WHOLE = 64  # a batch that holds everything: rate 1, so that no accountant is needed
+
+
+def private(name: str) -> Method:
+    kind = METHODS[name]
+    values = {**kind.presets.get("small", {})}
+    if "batch_size" in kind.__dataclass_fields__:
+        values["batch_size"] = WHOLE
+    if "base" in kind.__dataclass_fields__:
+        values["base"] = METHODS["fedavg"](lr=0.1, batch_size=WHOLE)
+    return kind(**{**values, **VALUES.get(name, {})})
+
+
+@pytest.mark.parametrize("name", sorted({*METHODS} - {*REFUSED}))
+def test_a_method_with_a_budget_spends_it_in_every_engine_alike(name: str) -> None:
+    world = worlds.pictures()
+    ended = []
+    for engine in (InProcess, Batched):
+        played, log = worlds.played(private(name), world, 2, engine, privacy=BUDGET)
+        spent = {node: composed(rows, 1e-3) for node, rows in by_node(log.privacy).items()}
+        assert spent == {client: pytest.approx(4.0) for client in world.clients}
+        told = {row.step for row in log.metrics if row.name == "loss" and row.node == "c1"}
+        assert told <= {"evaluate", *MAY_TELL.get(name, ())}, "a loss on records was told"
+        ended.append(
+            [
+                tensor
+                for node in ("server", "c1")
+                if played.states.get(node) is not None
+                for tensor in trees.tensors(played.states[node])
+            ]
+        )
+    for one, other in zip(*ended, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_method_that_hands_records_over_is_refused_by_the_name_of_its_step(name: str) -> None:
+    with pytest.raises(BadValue, match=f"cannot be private as it stands: its step {REFUSED[name]}"):
+        worlds.played(METHODS[name](), worlds.pictures(), 1, privacy=BUDGET)
+
+
+def test_batch_norm_mixes_records_and_is_refused() -> None:
+    with pytest.raises(BadValue, match="normalises by the whole batch"):
+        worlds.played(private("fedavg"), worlds.pictures(norm="batch"), 1, privacy=BUDGET)
+
+
+def test_the_sample_of_a_step_is_drawn_record_by_record() -> None:
+    """Sizes of Poisson samples have the mean qn and the variance q(1 - q)n."""
+    model, count = MLP((4,), 3), 200
+    data = Data.of(torch.zeros(count, 4), torch.arange(count) % 3)
+    node: Node[None] = Node("c0", 1, None, model=model, data=data)
+    row = Spending(1, "", "c0", "DP-SGD", 1.0, 0.1, 1)
+    node.seal(Terms(1.0, 1.0, 1, 1.0, None), lambda round, step, use, earlier: row)
+    batches, _ = private_training(node, model, model.init(0), 20, steps=400)
+    sizes = torch.tensor([float((batches[step].share > 0).sum()) for step in range(400)])
+    assert sizes.mean() == pytest.approx(20.0, abs=1.0)  # four deviations of the mean
+    assert sizes.var() == pytest.approx(18.0, rel=0.3)
+    share = batches[0].share
+    assert share[share > 0].unique().tolist() == [pytest.approx(1 / 20)]
+
+
+def test_noise_of_a_step_has_the_deviation_of_the_mechanism() -> None:
+    model = MLP((4,), 3, hidden=(200,))
+    data = Data.of(torch.zeros(50, 4), torch.arange(50) % 3)
+    node: Node[None] = Node("c0", 1, None, model=model, data=data)
+    row = Spending(1, "", "c0", "DP-SGD", 3.0, 0.1, 1)
+    node.seal(Terms(1.0, 0.5, 1, 3.0, None), lambda round, step, use, earlier: row)
+    batches, _ = private_training(node, model, model.init(0), 5, steps=1)
+    noise = torch.cat([tensor.flatten() for tensor in batches[0].noise.values()])
+    assert noise.std() == pytest.approx(3.0 * 0.5 / 5, rel=0.05)  # sigma · clip / expected

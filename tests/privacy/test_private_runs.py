@@ -1,0 +1,250 @@
+"""Whole runs with a budget: what is spent, what is refused, and that going on changes nothing."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+import torch
+
+import fedstill
+from fedstill.core import Inbox, Method, Node, Step, at_clients, trees
+from fedstill.core.errors import BadValue, RunFolderError, StepError
+from fedstill.core.release import Use
+from fedstill.engines.execution import Execution
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.experiment import Experiment
+from fedstill.methods import METHODS
+from fedstill.privacy.accounting import mu_of
+from fedstill.privacy.ledger import composed
+from fedstill.privacy.privacy import Privacy
+from fedstill.privacy.summary import by_node, summary_of
+from fedstill.testing import worlds
+
+BUDGET = Privacy(4.0, 1e-3, releases=2)
+
+
+def method(name: str, **values: Any) -> Method:
+    kind = METHODS[name]
+    return kind(**{**kind.presets.get("small", {}), **values})
+
+
+def feddm(**values: Any) -> Method:
+    return method("feddm", **{"start": "noise", "keep": True, **values})
+
+
+def test_a_planned_run_spends_exactly_its_budget() -> None:
+    _, log = worlds.played(feddm(), worlds.pictures(), 3, privacy=BUDGET)
+    spent = {node: composed(rows, 1e-3) for node, rows in by_node(log.privacy).items()}
+    assert spent == {name: pytest.approx(4.0) for name in ("c0", "c1", "c2")}
+    # Three rounds of two releases each: sigma = sqrt(6) / mu.
+    (sigma,) = {row.sigma for row in log.privacy}
+    assert sigma == pytest.approx(6**0.5 / mu_of(4.0, 1e-3))
+
+
+def test_clients_that_sleep_spend_nothing_and_get_less_noise_for_what_they_do() -> None:
+    sampling = fedstill.Scripted({1: ["c2"], 2: ["c1", "c2"]})
+    _, log = worlds.played(feddm(), worlds.pictures(), 2, privacy=BUDGET, sampling=sampling)
+    noise = {row.node: row.sigma for row in log.privacy}
+    assert noise["c0"] == pytest.approx(2**0.5 * noise["c1"])
+    assert set(noise) == {"c0", "c1"}
+
+
+def test_a_private_loop_on_records_tells_no_loss_and_one_on_releases_may() -> None:
+    _, log = worlds.played(feddm(), worlds.pictures(), 1, privacy=BUDGET)
+    told = {(row.step, row.name) for row in log.metrics if row.node == "c0"}
+    assert ("synthesize", "loss") in told  # of matching what was released
+    _, log = worlds.played(
+        feddm(steps=2), worlds.pictures(), 1, privacy=replace(BUDGET, releases=1)
+    )
+    assert log.privacy
+
+
+@dataclass(frozen=True)
+class Peeking(Method):
+    """Reads the first record."""
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.peek]
+
+    @at_clients
+    def peek(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Look."""
+        client.log(first=client.data.take(torch.tensor([0])).x.sum())
+
+
+def test_a_method_that_reads_sealed_records_fails_by_the_name_of_its_step() -> None:
+    with pytest.raises(BadValue, match=r"Peeking cannot be private.*step peek: it reads examples"):
+        worlds.played(Peeking(), worlds.pictures(), 1, privacy=BUDGET)
+
+
+@dataclass(frozen=True)
+class Growing(Method):
+    """Asks for one more release when it is really played than when it is rehearsed."""
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.ask]
+
+    @at_clients
+    def ask(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Ask."""
+        rehearsed = client.privacy is not None and client.privacy.sigma == 1.0
+        client.spend(Use("class sums", 1 if rehearsed else 2))
+
+
+def test_a_use_beyond_the_budget_is_refused_before_anything_is_released() -> None:
+    with pytest.raises(StepError, match=r"would bring epsilon to 6\.22, but the budget is 4 "):
+        worlds.played(Growing(), worlds.pictures(), 1, privacy=BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"start": "real"}, r'start = "real" shows private examples.*start = "noise"'),
+        ({"upload": "real", "keep": False}, r'start = "real" shows private examples'),
+        ({"steps": 1}, r"privacy.releases = 2, but there are 1 steps"),
+    ],
+)
+def test_what_would_show_records_is_refused_with_what_to_do(
+    values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadValue, match=said):
+        worlds.played(feddm(**values), worlds.pictures(), 1, privacy=BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"epsilon": 0.0}, r"privacy.epsilon = 0.0: must be in \(0, 1000\]"),
+        ({"epsilon": 1e9}, r"privacy.epsilon"),
+        ({"epsilon": 1.0, "delta": 0.0}, r"privacy.delta = 0.0: must be in \(0, 1\)"),
+        ({"epsilon": 1.0, "clip": 0.0}, r"privacy.clip = 0.0: must be above 0"),
+        ({"epsilon": 1.0, "releases": 5000}, r"privacy.releases = 5000: must be in \[1, 1000\]"),
+        ({"epsilon": 1.0, "labels": "secret"}, r"privacy.labels = 'secret'"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadValue, match=said):
+        Privacy(**values)
+
+
+def test_a_delta_that_would_allow_to_publish_a_record_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"privacy.delta = 0.1: must be below one over.*c1 has 27"):
+        Experiment(feddm(), worlds.pictures(), privacy=Privacy(1.0, 0.1))
+
+
+def test_normalisation_by_the_records_own_statistics_is_refused() -> None:
+    x, y = torch.rand(40, 1, 8, 8).numpy(), (torch.arange(40) % 3).numpy()
+    data = fedstill.split(x, y, test=(x, y))
+    with pytest.raises(BadValue, match="exact mean and deviation of its records"):
+        Experiment(feddm(), fedstill.Population(data, fedstill.ConvNet), privacy=BUDGET)
+    data = fedstill.split(x, y, test=(x, y), normalise=(0.5, 0.5))
+    Experiment(feddm(), fedstill.Population(data, fedstill.ConvNet), privacy=BUDGET)
+
+
+def test_private_labels_tell_counts_with_noise_and_pay_for_them_once() -> None:
+    private = replace(BUDGET, labels="private")
+    _, log = worlds.played(feddm(), worlds.pictures(), 2, privacy=private)
+    rows = by_node(log.privacy)["c1"]
+    assert [row.mechanism for row in rows] == ["class counts", "class sums", "class sums"]
+    assert composed(rows, 1e-3) == pytest.approx(4.0)
+    # A twentieth of mu² goes to the counts, the rest to four releases.
+    mu = mu_of(4.0, 1e-3)
+    assert rows[1].sigma == pytest.approx((4 / (0.95 * mu**2)) ** 0.5)
+
+
+def test_engines_agree_with_unequal_noise() -> None:
+    sampling = fedstill.Scripted({2: ["c1"]})
+    ended = []
+    for engine in (InProcess, Batched):
+        played, log = worlds.played(
+            feddm(), worlds.pictures(), 2, engine, privacy=BUDGET, sampling=sampling
+        )
+        assert len({row.sigma for row in log.privacy}) == 2
+        ended.append(trees.tensors(played.states["server"]))
+    for one, other in zip(*ended, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_another_seed_draws_other_noise_and_the_same_seed_the_same() -> None:
+    def images(seed: int) -> torch.Tensor:
+        engine, _ = worlds.played(feddm(), worlds.pictures(), 1, privacy=BUDGET, seed=seed)
+        return engine.states["c0"].images
+
+    assert torch.equal(images(0), images(0))
+    assert not torch.equal(images(0), images(1))
+
+
+def test_a_record_that_is_clipped_to_nothing_changes_no_byte_of_a_message() -> None:
+    """An image of NaN counts as nothing, so it and a black one beside its class do the same."""
+
+    def message(odd: float) -> torch.Tensor:
+        world = worlds.vectors()
+        party = world.parties["c1"]
+        x, y = party.data.all()
+        x = x.clone()
+        x[3] = odd
+        world.parties["c1"] = replace(party, data=fedstill.Data.of(x, y))
+        engine, _ = worlds.played(feddm(), world, 1, privacy=BUDGET)
+        return engine.states["c1"].images
+
+    assert torch.equal(message(float("nan")), message(float("inf")))
+    assert torch.isfinite(message(float("nan"))).all()
+
+
+def test_the_papers_mechanism_runs_warns_and_reports_no_epsilon() -> None:
+    paper = replace(BUDGET, mechanism="paper", clip=5.0)
+    _, log = worlds.played(feddm(), worlds.pictures(), 2, privacy=paper)
+    told = summary_of(paper, log.privacy)
+    assert told["epsilon_spent"] is None and "none: the papers' mechanism" in told["promise"]
+    assert {row.mechanism for row in log.privacy} == {"batch gradients"}
+
+
+def experiment(rounds: int = 3, **values: Any) -> Experiment:
+    private = replace(BUDGET, **values)
+    return Experiment(feddm(), worlds.pictures(), rounds=rounds, privacy=private)
+
+
+def ledger(folder: Path) -> list[list[str]]:
+    with (folder / "privacy.csv").open() as file:
+        return [*csv.reader(file)]
+
+
+def test_a_run_that_was_stopped_leaves_the_ledger_of_one_that_was_not(tmp_path: Path) -> None:
+    cpu = Execution(device="cpu")
+    whole = fedstill.run(experiment(), execution=cpu, folder=tmp_path / "whole", pictures=False)
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Any) -> None:
+        if progress.round == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fedstill.run(
+            experiment(), execution=cpu, folder=tmp_path / "cut", watch=stop, pictures=False
+        )
+    assert len(ledger(tmp_path / "cut")) == 7  # a header, and the rows of both rounds
+    again = fedstill.run(
+        experiment(), execution=cpu, folder=tmp_path / "cut", resume=True, pictures=False
+    )
+    assert ledger(tmp_path / "cut") == ledger(tmp_path / "whole")
+    assert again.summary["privacy"] == whole.summary["privacy"]
+    assert whole.summary["privacy"]["epsilon_spent"] == pytest.approx(4.0)
+    assert whole.summary["data_digest"] is None  # a digest of records would confirm a guess
+    assert any("simulated" in note.text for note in whole.notes)
+
+
+def test_another_budget_or_more_rounds_do_not_go_on(tmp_path: Path) -> None:
+    cpu, folder = Execution(device="cpu"), tmp_path / "run"
+    fedstill.run(experiment(2), execution=cpu, folder=folder, pictures=False)
+    with pytest.raises(RunFolderError, match=r"privacy.epsilon was 4.0, not 8.0"):
+        fedstill.run(experiment(2, epsilon=8.0), execution=cpu, folder=folder, resume=True)
+    with pytest.raises(RunFolderError, match=r"privacy.rounds was 2, not 3"):
+        fedstill.run(experiment(3), execution=cpu, folder=folder, resume=True)
