@@ -16,6 +16,7 @@ from fedstill.commands import (
     auditing,
     budget,
     data,
+    ledger,
     listings,
     looking,
     measuring,
@@ -34,6 +35,7 @@ app = typer.Typer(
 COMMANDS = (
     *(running.run, running.resume, running.export),
     *(looking.methods, looking.show, looking.compare, looking.matrix, looking.curves),
+    ledger.ledger,
     *(reporting.report, reporting.view),
     *(data.data, data.shift),
     budget.privacy,

@@ -1,0 +1,194 @@
+"""A ledger sets what papers print beside what was measured, and says what follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedstill.core.errors import FedstillError
+from fedstill.report import ledger_page
+from fedstill.report.groups import Statistic
+from fedstill.report.ledger import (
+    Claim,
+    Entry,
+    Ledger,
+    Row,
+    entries_text,
+    interval,
+    judged_of,
+    ledger_of,
+)
+
+PAPER = """
+paper = "Paper"
+title = "Somebody, 2020"
+
+[[table]]
+name = "table 1"
+column = "digits"
+data = "digits5"
+recipes = ["a/digits", "b/digits"]
+score = "average_accuracy"
+[table.cells]
+fedavg = [90.0, 0.5]
+fedprox = 80
+"far+away" = [50.0, 6.0]
+
+[[table]]
+name = "table 2"
+column = "domains"
+data = "digits5"
+recipes = ["a/digits"]
+score = "accuracy_by_client"
+[table.cells]
+fedavg = {plain = 91.0, font = [60.0]}
+
+[[reading]]
+label = "fedprox"
+state = "found"
+why = "another rate"
+
+[[reading]]
+target = "font"
+state = "other data"
+why = "another font"
+
+[[claim]]
+says = "FedAvg is above FedProx"
+recipe = "a/digits"
+better = "fedavg"
+worse = "fedprox"
+score = "average_accuracy"
+by = 10.0
+"""
+
+
+def run(label: str, seed: int, score: float, **more: object) -> Entry:
+    return Entry("a/digits", label, seed, {"average_accuracy": score, **more})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "paper.toml").write_text(PAPER)
+    return tmp_path
+
+
+def row(ledger: Ledger, label: str, target: str | None = None) -> Row:
+    (found,) = [r for r in ledger.rows if (r.cell.label, r.cell.target) == (label, target)]
+    return found
+
+
+def test_a_cell_has_the_mean_and_spread_of_its_runs_and_their_difference(folder: Path) -> None:
+    found = row(ledger_of(folder, [run("fedavg", 0, 0.90), run("fedavg", 1, 0.92)]), "fedavg")
+    assert found.ours.mean == pytest.approx(91.0)
+    assert found.ours.spread == pytest.approx(2**0.5)
+    assert found.difference == pytest.approx(1.0)
+    assert (found.seeds, found.verdict) == ((0, 1), "within")
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(0.5601, "open"), (0.5599, "within")])
+def test_a_spread_above_two_points_is_the_measure(folder: Path, score: float, verdict: str) -> None:
+    assert row(ledger_of(folder, [run("far+away", 0, score)]), "far+away").verdict == verdict
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(0.8201, "found"), (0.8199, "within")])
+def test_without_a_spread_two_points_are(folder: Path, score: float, verdict: str) -> None:
+    """And what is known of a difference is said where there is one."""
+    found = row(ledger_of(folder, [run("fedprox", 0, score)]), "fedprox")
+    assert found.verdict == verdict
+    assert found.why == ("another rate" if verdict == "found" else "")
+
+
+def test_a_cell_by_client_takes_the_score_of_that_client(folder: Path) -> None:
+    by_client = {"plain": 0.9, "font": 0.6}
+    ledger = ledger_of(folder, [run("fedavg", 0, 0.9, accuracy_by_client=by_client)])
+    assert row(ledger, "fedavg", "plain").difference == pytest.approx(-1.0)
+    assert row(ledger, "fedavg", "font").verdict == "other data"  # however near it is
+
+
+def test_a_cell_that_was_not_measured_has_no_row(folder: Path) -> None:
+    ledger = ledger_of(folder)
+    assert (len(ledger.cells), ledger.rows) == (5, ())
+    assert ledger.claims[0].judgement == "not measured"
+
+
+def test_runs_as_the_recipe_has_them_come_before_changed_ones(folder: Path) -> None:
+    changed = Entry("a/digits", "fedavg", 1, {"average_accuracy": 0.5}, ("method.lr=1.0",))
+    found = row(ledger_of(folder, [changed, run("fedavg", 0, 0.9)]), "fedavg")
+    assert (found.ours.mean, found.changes) == (pytest.approx(90.0), ())
+    alone = row(ledger_of(folder, [changed]), "fedavg")
+    assert (alone.ours.mean, alone.changes) == (50.0, ("method.lr=1.0",))
+
+
+def test_a_seed_of_two_recipes_of_one_cell_counts_once(folder: Path) -> None:
+    other = Entry("b/digits", "fedavg", 0, {"average_accuracy": 0.5})
+    found = row(ledger_of(folder, [other, run("fedavg", 0, 0.9)]), "fedavg")
+    assert (found.ours.mean, found.seeds) == (pytest.approx(90.0), (0,))
+
+
+def test_runs_that_are_kept_are_read_and_new_ones_replace_them(folder: Path) -> None:
+    (folder / "runs").mkdir()
+    kept = entries_text([run("fedavg", 0, 0.8), run("fedavg", 1, 0.9)])
+    (folder / "runs" / "a.json").write_text(kept)
+    assert row(ledger_of(folder), "fedavg").ours.mean == pytest.approx(85.0)
+    assert row(ledger_of(folder, [run("fedavg", 0, 0.9)]), "fedavg").ours.mean == pytest.approx(90)
+
+
+CLAIM = Claim("Paper", "A is above B", ("a/digits", "a"), ("a/digits", "b"), "average_accuracy", 1)
+
+
+def pairs(differences: Sequence[float]) -> list[Entry]:
+    better = [run("a", seed, 0.5 + x / 100) for seed, x in enumerate(differences)]
+    return [*better, *(run("b", seed, 0.5) for seed in range(len(differences)))]
+
+
+@pytest.mark.parametrize(
+    ("differences", "judgement"),
+    [
+        ([5, 6, 7], "confirmed"),  # 6 ± 4.303 · 1 / √3 = 6 ± 2.48
+        ([1, 2, 3], "undecided"),  # 2 ± 2.48
+        ([-5, -6, -7], "refuted"),
+        ([50], "undecided"),  # one seed tells nothing about seeds
+    ],
+)
+def test_a_claim_is_judged_by_the_interval_of_paired_differences(
+    differences: list[float], judgement: str
+) -> None:
+    assert judged_of(CLAIM, pairs(differences)).judgement == judgement
+
+
+def test_only_seeds_that_both_methods_have_are_paired() -> None:
+    judged = judged_of(CLAIM, [run("a", 0, 0.6), run("a", 1, 0.9), run("b", 0, 0.5)])
+    assert judged.differences == {0: pytest.approx(10.0)}
+
+
+def test_the_interval_is_students_and_normal_where_there_are_many() -> None:
+    assert interval(Statistic(0.0, 1.0, 2)) == pytest.approx(12.706 / 2**0.5)
+    assert interval(Statistic(0.0, 1.0, 100)) == pytest.approx(0.196)
+
+
+def test_a_state_that_nobody_knows_is_refused_with_those_that_are(folder: Path) -> None:
+    path = folder / "papers" / "paper.toml"
+    path.write_text(PAPER.replace('"found"', '"solved"'))
+    with pytest.raises(FedstillError, match=r"paper.toml .* known: found, excluded, open"):
+        ledger_of(folder)
+
+
+def test_a_folder_without_papers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedstillError, match="is not a ledger"):
+        ledger_of(tmp_path)
+
+
+def test_the_page_counts_cells_and_numbers_remarks(folder: Path) -> None:
+    ledger = ledger_of(folder, [run("fedavg", 0, 0.9), run("fedprox", 0, 0.9)])
+    page = ledger_page.page(ledger)
+    assert "5 printed cells are entered; 2 of them were measured" in page
+    assert "1 are within two points or the paper's spread, 1 are explained" in page
+    assert "| 80.00 | 90.00 | 0 | +10.00 | cause found [1] |" in page
+    assert "- [1] another rate" in page
+    assert "| +10.00 | +0.00 | +0.00 | undecided |" in page
+    assert json.loads(json.dumps(ledger.as_dict()))["verdicts"] == {"within": 1, "found": 1}
