@@ -18,12 +18,16 @@ from fedstill.core.release import Use
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
+from fedstill.federation.run import run
+from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.privacy.accounting import mu_of
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Privacy
 from fedstill.privacy.summary import by_node, summary_of
+from fedstill.sites.people import OnePlace
 from fedstill.testing import worlds
 
 BUDGET = Privacy(4.0, 1e-3, releases=2)
@@ -158,12 +162,14 @@ def test_private_labels_tell_counts_with_noise_and_pay_for_them_once() -> None:
     assert rows[1].sigma == pytest.approx((4 / (0.95 * mu**2)) ** 0.5)
 
 
-def test_engines_agree_with_unequal_noise() -> None:
+@pytest.mark.parametrize("name", ["feddm", "fedavg"])
+def test_engines_agree_with_unequal_noise(name: str) -> None:
     sampling = fedstill.Scripted({2: ["c1"]})
+    chosen = feddm() if name == "feddm" else method("fedavg", batch_size=64)
     ended = []
     for engine in (InProcess, Batched):
         played, log = worlds.played(
-            feddm(), worlds.pictures(), 2, engine, privacy=BUDGET, sampling=sampling
+            chosen, worlds.pictures(), 2, engine, privacy=BUDGET, sampling=sampling
         )
         assert len({row.sigma for row in log.privacy}) == 2
         ended.append(trees.tensors(played.states["server"]))
@@ -248,3 +254,29 @@ def test_another_budget_or_more_rounds_do_not_go_on(tmp_path: Path) -> None:
         fedstill.run(experiment(2, epsilon=8.0), execution=cpu, folder=folder, resume=True)
     with pytest.raises(RunFolderError, match=r"privacy.rounds was 2, not 3"):
         fedstill.run(experiment(3), execution=cpu, folder=folder, resume=True)
+
+
+def test_a_site_finds_the_noise_of_its_own_client_without_seeing_others() -> None:
+    world = worlds.pictures()
+    whole = calibrated(experiment(), Execution(device="cpu"))
+    own = {"c1": world.party("c1")}
+    site = OnePlace(world.models, world.server_model, parties=own, public=world.public)
+    alone = calibrated(replace(experiment(), population=site), Execution(device="cpu"))
+    assert whole.privacy is not None and whole.privacy.plan is not None
+    assert alone.privacy is not None and alone.privacy.plan is not None
+    assert alone.privacy.plan.noise == {"c1": whole.privacy.plan.noise["c1"]}
+    nobody = OnePlace(world.models, world.server_model)
+    away = replace(experiment(), population=nobody)
+    assert calibrated(away, Execution(device="cpu")) is away  # the coordinator releases nothing
+
+
+def test_a_site_with_a_key_makes_other_noise_than_the_seed_tells() -> None:
+    def images(key: bytes | None) -> torch.Tensor:
+        engine = worlds.engine_for(feddm(), worlds.pictures(), rounds=1, privacy=BUDGET)
+        engine.key = key
+        run(engine, MemoryLog())
+        return engine.states["c0"].images
+
+    assert torch.equal(images(b"key"), images(b"key"))  # a resumed round is the same release
+    assert not torch.equal(images(b"key"), images(b"other"))
+    assert not torch.equal(images(b"key"), images(None))

@@ -10,7 +10,7 @@ rounding does no harm: as many bits, half the memory. Evaluation is not rounded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -39,6 +39,13 @@ def using(precision: Precision) -> Iterator[None]:
         yield
     finally:
         _now, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def without_half() -> Iterator[None]:
+    """Inside, nothing is made in half precision; what is asked for otherwise stays."""
+    with using("tf32") if _now == "half" else nullcontext():
+        yield
 
 
 def half_asked_for() -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedstill.core import trees
+from fedstill.core import precision, trees
 from fedstill.core.mechanism import Gradient, LossOn, per_example
 from fedstill.core.records import NodeId, Weights
 
@@ -126,7 +126,8 @@ class ClippedGradient:
         for begin in range(0, size, self.chunk):
             end = min(size, begin + self.chunk)
             examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
-            grads, _ = per_example(loss_of, value, examples)
+            with precision.without_half():  # whose kernels are for stacks of networks
+                grads, _ = per_example(loss_of, value, examples)
             leaves = trees.tensors(grads)
             kept = batch.share[begin:end] * shortening(leaves, self.clip)
             for place, leaf in enumerate(leaves):

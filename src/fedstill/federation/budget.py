@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
+import torch
+
+from fedstill.core.data import Data
 from fedstill.core.errors import BadValue, SealedData, StepError
+from fedstill.core.model import Model
+from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
 from fedstill.core.release import Use
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.rehearsal import Rehearsal
 from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party, Population
+from fedstill.federation.private import present
 from fedstill.federation.run import rehearsed
 from fedstill.privacy.ledger import calibrated as noise_for
 from fedstill.privacy.ledger import composed
@@ -22,10 +29,12 @@ def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
     """The experiment with noise with which each client's planned uses cost exactly its budget.
 
     Without privacy, or where the noise was found before, the experiment itself. What a method
-    cannot do privately is refused here, before anything is played.
+    cannot do privately is refused here, before anything is played. A site finds the noise of its
+    own client, with its own records in place of those that it does not see; where no records are,
+    as at a coordinator of sites, there is nothing to find.
     """
     privacy = experiment.privacy
-    if privacy is None or privacy.plan is not None:
+    if privacy is None or privacy.plan is not None or not present(experiment.population):
         return experiment
     uses = planned(experiment, execution)
     if not privacy.valid:
@@ -43,13 +52,16 @@ def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
 
 
 def planned(experiment: Experiment, execution: Execution) -> dict[NodeId, list[Use]]:
-    """What every client asks of its records in a whole run, in order."""
+    """What every client whose records are here asks of them in a whole run, in order."""
     privacy = experiment.privacy
     if privacy is None:
         return {}
-    clients = experiment.population.clients
-    blank = replace(privacy, plan=Plan(dict.fromkeys(clients, 1.0), {}))
-    engine = Rehearsal(replace(experiment, privacy=blank), replace(execution, record=False))
+    population, clients = experiment.population, present(experiment.population)
+    if len(clients) < len(population):
+        population = StandIns(population, clients)
+    blank = replace(privacy, plan=Plan(dict.fromkeys(population.clients, 1.0), {}))
+    rehearsal = replace(experiment, privacy=blank, population=population)
+    engine = Rehearsal(rehearsal, replace(execution, record=False))
     try:
         rehearsed(engine)
     except StepError as error:
@@ -70,6 +82,33 @@ def cost(experiment: Experiment) -> float:
         return inf
     rows = privacy.plan.rows().values()
     return max((composed(own, privacy.delta) for own in rows), default=0.0)
+
+
+class StandIns(Population):
+    """A population seen from a site: a client who is here stands in for all who are not."""
+
+    def __init__(self, seen: Population, clients: Sequence[NodeId]):
+        self.seen, self.here = seen, clients
+
+    @property
+    def clients(self) -> Sequence[NodeId]:
+        return self.seen.clients
+
+    @property
+    def models(self) -> Mapping[NodeId, Model]:
+        return self.seen.models
+
+    @property
+    def public(self) -> Data:
+        return self.seen.public
+
+    def party(self, node: NodeId) -> Party:
+        if node == SERVER or node in self.here:
+            return self.seen.party(node)
+        return replace(self.seen.party(self.here[0]), model=self.models[node])
+
+    def on(self, device: torch.device | str) -> StandIns:
+        return StandIns(self.seen.on(device), self.here)
 
 
 def _summed(uses: Sequence[Use]) -> tuple[tuple[Use, int], ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedstill.core.errors import SiteError
+from fedstill.core.records import NodeId
 from fedstill.data.images import statistics
 from fedstill.data.sites import Collection
 from fedstill.federation.population import Population
@@ -12,15 +14,27 @@ from fedstill.privacy.privacy import Privacy
 
 def misfits(privacy: Privacy, population: Population) -> Iterator[str]:
     """A line for everything in a population that would break the promise."""
-    sizes = {client: len(population.party(client).data) for client in population.clients}
-    most = max(sizes, key=lambda client: sizes[client])
-    if privacy.valid and privacy.delta * sizes[most] >= 1:
+    sizes = {client: len(population.party(client).data) for client in present(population)}
+    most = max(sizes, key=lambda client: sizes[client], default="")
+    if most and privacy.valid and privacy.delta * sizes[most] >= 1:
         yield (
             f"privacy.delta = {privacy.delta:g}: must be below one over the records of a client, "
             f"but {most} has {sizes[most]}; such a delta allows to publish one of them"
         )
     if population.data is not None:
         yield from _computed_normalisation(population.data)
+
+
+def present(population: Population) -> list[NodeId]:
+    """The clients whose records are here; those of others are at their own sites."""
+    found = []
+    for client in population.clients:
+        try:
+            population.party(client)
+        except SiteError:
+            continue
+        found.append(client)
+    return found
 
 
 def _computed_normalisation(data: Collection) -> Iterator[str]:

@@ -20,8 +20,8 @@ from fedstill.core.release import ClippedGradient, Sampled, Use
 from fedstill.parts.views import Views, drawn_moves, moved, viewed
 
 SGD_USE = "DP-SGD"
-NUMBERS = 2**25  # of the gradients that are made at a time
-MOST_AT_A_TIME = 128
+NUMBERS = {"cpu": 2**24, "cuda": 2**27}  # of the gradients that are made at a time
+MOST_AT_A_TIME = {"cpu": 32, "cuda": 512}  # a processor is faster on what its caches hold
 ROUNDED = 16  # places of a sample are a multiple of this, so that neighbours are alike
 
 
@@ -98,7 +98,8 @@ def private_training(
         steps = epochs * math.ceil(count / size)
     clip = terms.gradient_clip
     numbers = sum(tensor.numel() for tensor in moved_part(start).values())
-    chunk = max(1, min(MOST_AT_A_TIME, NUMBERS // max(1, numbers)))
+    device = "cuda" if node.device.type == "cuda" else "cpu"
+    chunk = max(1, min(MOST_AT_A_TIME[device], NUMBERS[device] // max(1, numbers)))
     mechanism = ClippedGradient(clip, chunk)
     if not count or not steps:
         return Training(Lazy(0, lambda _: ()), mechanism)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from fedstill.core.errors import BadValue
 from fedstill.core.release import Spending
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import LIMITS, PROMISE, Privacy
@@ -28,11 +29,15 @@ def summary_of(privacy: Privacy, rows: Iterable[Spending]) -> dict[str, Any]:
     """The table `privacy` of summary.json: what was promised, and what each client spent."""
     if not privacy.valid:
         return {**privacy.table(), "promise": NO_PROMISE, "epsilon_spent": None}
-    spent = {node: composed(own, privacy.delta) for node, own in by_node(rows).items()}
+    told: dict[str, Any] = {}
+    try:
+        spent = {node: composed(own, privacy.delta) for node, own in by_node(rows).items()}
+        told = {"epsilon_spent": max(spent.values(), default=0.0), "epsilon_by_client": spent}
+    except BadValue as error:  # a place that only writes down what others spent
+        told = {"epsilon_spent": None, "epsilon_note": str(error)}
     return {
         **privacy.table(),
-        "epsilon_spent": max(spent.values(), default=0.0),
-        "epsilon_by_client": spent,
+        **told,
         "noise_by_client": {node: _noise(privacy, own) for node, own in by_node(rows).items()},
         "promise": PROMISE[privacy.labels],
         "limits": list(LIMITS),
