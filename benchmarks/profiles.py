@@ -70,7 +70,9 @@ def profiled(name: str, case: Case, device: torch.device) -> dict[str, Any]:
     sizes = benchmark.sizes(small)
     case = replace(case, clients=min(case.clients, sizes.clients), record=not small)
     sizes = replace(sizes, clients=case.clients)
-    experiment = Experiment(benchmark.method(sizes), bench.Crowd.of(sizes, device))
+    experiment = Experiment(
+        benchmark.method(sizes), bench.Crowd.of(sizes, device, benchmark.network(sizes))
+    )
     execution = case.execution(device)
     engine = engine_of(experiment, execution)
     with execution.applied(experiment.networks):

@@ -11,6 +11,7 @@ import torch
 from fedstill.commands import bench
 from fedstill.commands.bench import BENCHMARKS, Case, Crowd, Sizes
 from fedstill.core.node import SERVER
+from fedstill.models import ConvNet
 from small_recipes import fedstill
 
 CPU = torch.device("cpu")
@@ -18,6 +19,7 @@ TINY = {
     "matching": Sizes(clients=2, width=4, batch=2, steps=2, per_class=1),
     "local-step": Sizes(clients=2, width=4, batch=2, steps=2),
     "small-step": Sizes(clients=3, width=4, batch=2, steps=2),
+    "lessons": Sizes(clients=2, width=2, batch=2, steps=1),
 }
 
 
@@ -37,12 +39,15 @@ def test_all_benchmarks_are_measured_printed_and_written(tiny, tmp_path):
         assert found["settings"] | {"repeat": 2, "size": "small"} == found["settings"]
         assert found["settings"]["width"] == sizes.width
         assert {"torch", "python", "cpu", "load", "threads"} <= set(found["machine"])
-        assert [case["engine"] for case in found["cases"]] == ["in_process", "batched"]
+        at_server = BENCHMARKS[name].at_server
+        ways = ["in_process"] if at_server else ["in_process", "batched"]
+        assert [case["engine"] for case in found["cases"]] == ways
         for case in found["cases"]:
             times = case["milliseconds"]
             assert len(case["seconds"]) == 2 and case["first_seconds"] > 0
             assert times["lowest"] <= times["median"] <= times["highest"]
-            each = [1000 * s / (sizes.steps * case["clients"]) for s in case["seconds"]]
+            parts = 1 if at_server else sizes.steps * case["clients"]
+            each = [1000 * s / parts for s in case["seconds"]]
             assert times["median"] == pytest.approx(sum(each) / 2)
 
 
@@ -87,6 +92,15 @@ def test_recording_is_a_case_of_its_own_on_a_gpu():
     assert len({case.title for case in kinds}) == len(kinds)
 
 
+def test_a_servers_round_is_measured_whole_plain_recorded_and_in_half_precision():
+    kinds = bench.cases(BENCHMARKS["lessons"], BENCHMARKS["lessons"].full, torch.device("cuda"))
+    assert [case.title for case in kinds] == [
+        "in_process", "in_process, recorded", "in_process, recorded, half"
+    ]  # fmt: skip
+    found = bench.measured("lessons", CPU, sizes=TINY["lessons"], repeat=1)
+    assert found["settings"]["network"] == "conv4" and "1 turns in a row" in bench.explained(found)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_compiled_cases_are_there_where_asked_for(device):
     sizes, where = BENCHMARKS["small-step"].full, torch.device(device)
@@ -99,14 +113,16 @@ def test_compiled_cases_are_there_where_asked_for(device):
 
 
 def test_full_sizes_are_those_of_the_page():
-    matching, local, small = (BENCHMARKS[name].full for name in TINY)
+    matching, local, small, lessons = (BENCHMARKS[name].full for name in TINY)
     assert (matching.batch, matching.per_class, matching.width) == (256, 50, 128)
     assert (local.clients, local.batch, local.width) == (50, 32, 128)
     assert (small.clients, small.batch, small.width) == (200, 10, 32)
+    assert (lessons.clients, lessons.batch, lessons.steps) == (10, 64, 10)
+    assert BENCHMARKS["lessons"].network(lessons).widths == (64, 128, 256, 512)
     assert min(matching.steps, local.steps, small.steps) >= 8  # so that loops are recorded
 
 
 def test_everybody_in_the_crowd_has_two_batches_of_each_class():
-    crowd = Crowd.of(TINY["matching"], CPU)
+    crowd = Crowd.of(TINY["matching"], CPU, ConvNet((3, 32, 32), 10, width=4))
     assert crowd.party("client-000").data.counts(10).tolist() == [4] * 10
     assert len(crowd.party(SERVER).data) == 0

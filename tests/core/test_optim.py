@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from fedstill.core import trees
-from fedstill.core.optim import SGD, Adam, Optimizer, Scheduled, scheduled
+from fedstill.core.optim import SGD, Adam, Optimizer, Scheduled, rated, scheduled
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
@@ -151,3 +152,18 @@ def test_falling_rates_of_different_lengths_can_be_stacked() -> None:
     together = torch.func.vmap(walked)(values, trees.stack(memories))
     assert torch.allclose(together, torch.stack(alone))
     assert len({round(abs(float(a - v)), 4) for a, v in zip(alone, values, strict=True)}) == 3
+
+
+@pytest.mark.parametrize("base", [SGD(0.3), SGD(0.3, 0.9, 0.1), Adam(0.3, weight_decay=0.1)])
+def test_a_rate_that_lies_in_the_memory_gives_the_same_steps_bit_for_bit(base: Any) -> None:
+    kept = rated(base)
+    assert kept == rated(replace(base, lr=0.7)) and hash(kept) == hash(rated(replace(base, lr=2.0)))
+    rng = torch.Generator().manual_seed(0)
+    value = {"a": torch.randn(50, generator=rng), "b": torch.randn(3, 4, generator=rng)}
+    plain, other = value, value
+    memory, held = base.start(value), kept.start(value)
+    for _ in range(4):
+        grads = {name: torch.randn(t.shape, generator=rng) for name, t in value.items()}
+        plain, memory = base.step(plain, grads, memory)
+        other, held = kept.step(other, grads, held)
+        assert all(torch.equal(plain[name], other[name]) for name in value)

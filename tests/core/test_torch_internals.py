@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +133,36 @@ def test_results_of_operations_are_shown_while_one_looks() -> None:
         torch.ones(2) + 1
     torch.ones(2) + 2
     assert shown == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_operations_are_counted_as_torch_counts_them_without_its_compiler() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    images, kernels, matrix = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3), torch.ones(144, 5)
+
+    def network() -> Tensor:
+        maps = torch.relu(torch.nn.functional.conv2d(images, kernels))  # [2, 4, 6, 6]
+        return maps.flatten(1) @ matrix
+
+    # 2 images of 4 maps of 6 x 6 pixels from 27 values each, and 2 x 5 sums of 144 products.
+    expected = 2 * (2 * 4 * 36 * 27) + 2 * (2 * 5 * 144)
+    assert torch_internals.operations(network) == expected
+    with FlopCounterMode(display=False) as counter:
+        network()
+    assert counter.get_total_flops() == expected
+
+
+def test_looking_at_operations_does_not_import_torch_s_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from fedstill.core import torch_internals as looking\n"
+        "assert looking.operations(lambda: torch.ones(2, 3) @ torch.ones(3, 2)) == 24\n"
+        "with looking.looking_at_results(lambda made: None):\n"
+        "    torch.ones(2) + 1\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_a_traced_function_is_the_same_function() -> None:

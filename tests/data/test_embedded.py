@@ -1,5 +1,6 @@
 """The embedded digits are the same on every machine, and no digit is in two places."""
 
+import subprocess
 import sys
 
 import numpy as np
@@ -109,6 +110,26 @@ def test_with_a_partition_the_domains_are_pooled():
 
 
 def test_a_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"digits needs sklearn.*pip install 'scikit-learn"):
         embedded.handwriting()
+
+
+def test_digits_come_from_the_file_as_from_the_library_and_without_it_from_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = embedded.handwriting()
+    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    slow = embedded.handwriting()
+    assert quick.ink.shape == (1797, 8, 8) and quick.ink.max() == 1.0
+    assert np.array_equal(quick.ink, slow.ink) and np.array_equal(quick.labels, slow.labels)
+
+
+def test_the_digits_are_there_without_importing_the_library() -> None:
+    code = (
+        "import sys; from fedstill.data.embedded import handwriting; "
+        "print(len(handwriting().labels), 'sklearn' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1797 False\n"

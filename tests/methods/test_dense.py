@@ -13,8 +13,9 @@ from fedstill.core import Adam, Data, Weights
 from fedstill.core.node import SERVER
 from fedstill.engines.engine import autograd_gradient
 from fedstill.engines.play.batched import Batched
-from fedstill.methods.dense import Dense, Found, Search
+from fedstill.methods.dense import Dense
 from fedstill.parts.image_generators import Deconvolution, Upsampling
+from fedstill.parts.image_search import Found, Search
 from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Lesson, View
 from methods.tuned import BASE, LITTLE, same, sent, server_of
@@ -82,7 +83,7 @@ def test_the_search_keeps_the_images_of_the_lowest_loss() -> None:
     server = server_of(method, world)
     teaching = method.teaching(server, sent(method, world), *alike(3, 3))
     maker = method.generator(server.model)
-    (batch,) = method.latents(server, server.rng("x"), teaching.frequencies, 1)
+    (batch,) = teaching.latents(server.rng("x"), 1)
     body = Search(teaching.networks, maker, Adam(0.5, (0.5, 0.999)))  # so fast that it gets worse
     value: Weights = {**maker.init(1), "noise": batch.noise}
     moving = {name: t for name, t in value.items() if "running" not in name}

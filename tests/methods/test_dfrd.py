@@ -346,7 +346,7 @@ def view(method: DFRD, world: World) -> View:
     server = server_of(method, world)
     teaching = method.teaching(server, heard, *by_label_counts(heard))
     maker = method.generator(server.model)
-    (batch,) = method.latents(server, server.rng("x"), teaching.frequencies, 1)
+    (batch,) = teaching.latents(server.rng("x"), 1)
     generator, student = server.state.image_generator, server.state.weights
     return teaching.networks.view(
         maker, generator, batch, student, teaching.stacks, teaching.shares
@@ -387,9 +387,8 @@ def test_the_students_loss_is_both_divergences_at_the_temperature() -> None:
     method, world = DFRD(**LITTLE, average_weight=0.25, temperature=2.0), pictures()
     heard, server = sent(method, world), server_of(method, world)
     teaching = method.teaching(server, heard, *by_label_counts(heard))
-    maker, own = method.generator(server.model), server.state.image_generator
-    draws = method.latents(server, server.rng("x"), teaching.frequencies, 2)
-    lessons = [teaching.lesson(maker, own, draw) for draw in draws]
+    draws = teaching.latents(server.rng("x"), 2)
+    lessons = [teaching.lesson(server.state.image_generator, draw) for draw in draws]
     weights = server.state.weights
     by_hand = [
         kl_div(
@@ -408,8 +407,8 @@ def test_images_for_the_student_come_from_a_generator_at_rest() -> None:
     heard = sent(method, world)
     teaching = method.teaching(server, heard, *by_label_counts(heard))
     maker = method.generator(server.model)
-    (draw,) = method.latents(server, server.rng("x"), teaching.frequencies, 1)
-    lesson = teaching.lesson(maker, server.state.image_generator, draw)
+    (draw,) = teaching.latents(server.rng("x"), 1)
+    lesson = teaching.lesson(server.state.image_generator, draw)
     still = maker.evaluating(server.state.image_generator, draw.noise, draw.labels)
     assert torch.equal(lesson.images, still)
     assert not lesson.images.requires_grad
@@ -419,9 +418,10 @@ def test_labels_are_drawn_by_the_counts_and_draws_may_be_reused() -> None:
     world = pictures()
     for reuse in (False, True):
         method = DFRD(**LITTLE, reuse_draws=reuse)
-        server = server_of(method, world)
-        frequencies = torch.tensor([0.0, 1.0, 0.0])
-        draws = method.latents(server, server.rng("x"), frequencies, 3)
+        server, heard = server_of(method, world), sent(method, world)
+        shares, _ = by_label_counts(heard)
+        teaching = method.teaching(server, heard, shares, torch.tensor([0.0, 1.0, 0.0]))
+        draws = teaching.latents(server.rng("x"), 3)
         assert all(draw.labels.tolist() == [1] * 8 for draw in draws)
         assert torch.equal(draws[0].noise, draws[1].noise) == reuse
 

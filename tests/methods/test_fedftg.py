@@ -151,8 +151,10 @@ def test_up_to_a_constant_the_compared_form_is_the_divergence_from_each_client()
 
 def test_both_rates_decay_each_round() -> None:
     method = FedFTG(rate_decay=0.5)
-    assert method.generator_optimizer(1).lr == 0.01 and method.student_optimizer(1).lr == 0.1
-    assert method.generator_optimizer(3).lr == 0.0025 and method.student_optimizer(3).lr == 0.025
+    assert method.generator_optimizer(1).rate == 0.01 and method.student_optimizer(1).rate == 0.1
+    later = method.generator_optimizer(3), method.student_optimizer(3)
+    assert [optimizer.rate for optimizer in later] == [0.0025, 0.025]
+    assert later == (method.generator_optimizer(1), method.student_optimizer(1))  # one recording
 
 
 def test_the_generator_is_its_own_or_dfrds_with_the_label_beside_the_noise() -> None:

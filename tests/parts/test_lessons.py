@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 
 from fedstill.core.loop import Descent
+from fedstill.core.model import Model
 from fedstill.core.optim import Adam
+from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 from fedstill.models import ConvNet
 from fedstill.parts import augment
 from fedstill.parts.image_generators import Deconvolution
-from fedstill.parts.lessons import MOVES, Latent, Networks, Teaching, View, latents
+from fedstill.parts.lessons import MOVES, Latent, Lesson, Networks, Teaching, Turns, View, latents
 from fedstill.parts.teachers import Ensemble
 
 MODEL = ConvNet((1, 8, 8), 3, depth=1, width=2, norm="batch")
@@ -39,6 +42,9 @@ class Plain:
     def target(self, said: Tensor, shares: Tensor) -> Tensor:
         return torch.einsum("ibc,ib->bc", said, shares)
 
+    def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
+        return sum((model(weights, each.images) - each.target).square().mean() for each in lessons)
+
 
 class Watching(Plain):
     """The same, asking for statistics."""
@@ -48,9 +54,8 @@ class Watching(Plain):
 
 def teaching(tuner: Plain) -> Teaching:
     ensemble = Ensemble.of([MODEL, MODEL])
-    return Teaching(
-        Networks(tuner, MODEL, ensemble), ensemble.stacked(WEIGHTS), SHARES, FREQUENCIES
-    )
+    networks = Networks(tuner, MAKER, MODEL, ensemble)
+    return Teaching(Turns(1, 1, 1, 6), networks, ensemble.stacked(WEIGHTS), SHARES, FREQUENCIES)
 
 
 def batch() -> Latent:
@@ -59,7 +64,7 @@ def batch() -> Latent:
 
 def seen(tuner: Plain, batch: Latent) -> View:
     ours = teaching(tuner)
-    return ours.networks.view(MAKER, IMAGINED, batch, **ours.given(STUDENT))
+    return ours.networks.view(MAKER, IMAGINED, batch, **ours.given(student=STUDENT))
 
 
 def test_labels_are_drawn_by_their_frequencies_and_every_step_has_its_own() -> None:
@@ -102,7 +107,7 @@ def test_gaps_are_looked_at_only_where_they_are_asked_for() -> None:
 def test_a_lesson_weighs_logits_by_label_and_has_no_gradient() -> None:
     here = batch()
     moving = {name: tensor.clone().requires_grad_() for name, tensor in IMAGINED.items()}
-    lesson = teaching(Plain()).lesson(MAKER, moving, here)
+    lesson = teaching(Plain()).lesson(moving, here)
     assert not lesson.images.requires_grad and not lesson.target.requires_grad
     assert torch.equal(lesson.images, MAKER.evaluating(IMAGINED, here.noise, here.labels))
     for image, label in enumerate(here.labels.tolist()):

@@ -65,7 +65,7 @@ def killed(function: Any, arguments: tuple[Any, ...], folder: Path, seconds: flo
     The server it is forked from has imported everything, so that ten kills take seconds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedstill.runs.session"])
+    context.set_forkserver_preload(["fedstill.runs.recipes", "torch._dynamo"])
     before = opened(folder)
     process = context.Process(target=function, args=arguments)
     process.start()

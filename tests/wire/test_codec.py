@@ -184,7 +184,7 @@ print(hashlib.sha256(data).hexdigest())
 
 def test_equal_records_give_equal_bytes_in_every_process() -> None:
     digests = set()
-    for seed in ("0", "1", "12345", "random"):
+    for seed in ("0", "1", "random"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
         told = subprocess.run(
             [sys.executable, "-c", SAME_EVERYWHERE],

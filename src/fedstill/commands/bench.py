@@ -1,9 +1,10 @@
-"""How fast fedstill is here: three pieces of work, played by its own methods and engines.
+"""How fast fedstill is here: four pieces of work, played by its own methods and engines.
 
 `matching` is distribution matching by the warm-up of virtual data, `local-step` and `small-step`
-are FedAvg's local training. The data are noise: time does not depend on what is in a picture.
-A time is that of a whole step of the method, divided by the steps of its loop and the clients, so
-it holds all that a run pays: draws, batches, the loop, and handing the result back.
+are FedAvg's local training, `lessons` is the round of DFRD's server. The data are noise: time does
+not depend on what is in a picture. A time is that of a whole step of the method, divided by the
+steps of its loop and the clients, so it holds all that a run pays: draws, batches, the loop, and
+handing the result back. Of lessons it is that of the whole round.
 """
 
 from __future__ import annotations
@@ -35,21 +36,24 @@ from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party, Population
 from fedstill.logbook.environment import environment
 from fedstill.logbook.writer import write_json
+from fedstill.methods.dfrd import DFRD
 from fedstill.methods.fedavg import Down, FedAvg
 from fedstill.methods.virtual import Virtual
+from fedstill.models.conv4 import Conv4
 from fedstill.models.convnet import ConvNet
 
 SHAPE, CLASSES = (3, 32, 32), 10
+FIRST_ROUND = 2  # in which DFRD's average generator teaches too
 
 
 @dataclass(frozen=True)
 class Sizes:
     """How much work one repetition is."""
 
-    clients: int  # that are stacked by the batched engine, or played in turn
-    width: int  # of the ConvNet
+    clients: int  # that are stacked by the batched engine, or played in turn; or teach
+    width: int  # of the ConvNet; of the first layer of conv4
     batch: int  # examples of a step; in matching real ones of each class
-    steps: int  # of the loop in one repetition
+    steps: int  # of the loop in one repetition; or turns of lessons
     per_class: int = 0  # synthetic images, in matching
 
 
@@ -62,6 +66,8 @@ class Benchmark:
     small: Sizes
     method: Callable[[Sizes], Method]
     alone: bool = False  # also measured for a single client
+    at_server: bool = False  # a time is that of a server's whole round
+    network: Callable[[Sizes], Model] = lambda sizes: ConvNet(SHAPE, CLASSES, width=sizes.width)
 
     def sizes(self, small: bool) -> Sizes:
         return self.small if small else self.full
@@ -90,7 +96,24 @@ BENCHMARKS: dict[str, Benchmark] = {
         small=Sizes(clients=20, width=8, batch=10, steps=8),
         method=lambda sizes: FedAvg(batch_size=sizes.batch),
     ),
-}
+    "lessons": Benchmark(
+        "a round of DFRD's server: in each turn five steps of the generator and two of the "
+        "student, with an average generator",
+        full=Sizes(clients=10, width=64, batch=64, steps=10),
+        small=Sizes(clients=3, width=4, batch=8, steps=2),
+        method=lambda sizes: DFRD(
+            base=FedAvg(round_steps=1, batch_size=sizes.batch), iterations=sizes.steps,
+            generator_batch=sizes.batch, generator_width=8 * sizes.width,
+        ),
+        at_server=True,
+        network=lambda sizes: Conv4(SHAPE, CLASSES, widths=widths(sizes.width)),
+    ),
+}  # fmt: skip
+
+
+def widths(first: int) -> tuple[int, ...]:
+    """Channels of the four layers of conv4."""
+    return (first, 2 * first, 4 * first, 8 * first)
 
 
 @dataclass(frozen=True)
@@ -166,6 +189,7 @@ def measured(
             **asdict(sizes),
             "shape": list(SHAPE),
             "classes": CLASSES,
+            "network": benchmark.network(sizes).title,
             "repeat": repeat,
             "size": _size(benchmark, sizes),
         },
@@ -183,6 +207,13 @@ def cases(
     benchmark: Benchmark, sizes: Sizes, device: torch.device, compile: bool = False
 ) -> list[Case]:
     """The ways to do the work: one node after another, the same recorded, all stacked."""
+    if benchmark.at_server:  # one node, one loop at a time
+        alone = [Case("in_process", False, sizes.clients)]
+        if device.type == "cuda":
+            alone.append(Case("in_process", True, sizes.clients))
+        more = [replace(case, compile=True) for case in alone[-1:] if compile]
+        halves = [replace(case, precision="half") for case in alone if case.record]
+        return [*alone, *more, *halves]
     one_by_one = 1 if benchmark.alone else sizes.clients
     found = [Case("in_process", False, one_by_one)]
     # A single loop is not stacked: it would be the row above once more.
@@ -203,7 +234,8 @@ def _timed(
     benchmark: Benchmark, case: Case, sizes: Sizes, device: torch.device, repeat: int
 ) -> Measured:
     found = Measured(case)
-    experiment = Experiment(benchmark.method(sizes), Crowd.of(sizes, device))
+    crowd = Crowd.of(sizes, device, benchmark.network(sizes))
+    experiment = Experiment(benchmark.method(sizes), crowd)
     execution = case.execution(device)
     engine = engine_of(experiment, execution)
     try:
@@ -212,7 +244,7 @@ def _timed(
             _forget_peak(device)
             for number in range(repeat + 1):
                 began = now(device)
-                engine.play(step, number, inboxes)
+                engine.play(step, FIRST_ROUND + number, inboxes)
                 seconds = now(device) - began
                 if number:
                     found.seconds.append(seconds)
@@ -222,7 +254,8 @@ def _timed(
         found.failed = str(error).split("\n")[0]
         found.seconds.clear()
         return found
-    each = [1000 * seconds / (sizes.steps * sizes.clients) for seconds in found.seconds]
+    parts = 1 if benchmark.at_server else sizes.steps * sizes.clients
+    each = [1000 * seconds / parts for seconds in found.seconds]
     found.milliseconds = {
         "median": statistics.median(each),
         "lowest": min(each),
@@ -237,11 +270,14 @@ def work_of(engine: Engine) -> tuple[Step, Mapping[NodeId, Inbox[Any]]]:
     method, clients = engine.experiment.method, engine.population.clients
     if isinstance(method, Virtual):
         return method.warm_up, {name: Inbox() for name in clients}
-    assert isinstance(method, FedAvg)
-    broadcast, update, _ = method.each_round()
+    broadcast, update, aggregate = method.each_round()
     down = engine.play(broadcast, 0, {SERVER: Inbox()})[SERVER].message
     assert isinstance(down, Down)
-    return update, {name: Inbox({SERVER: down}) for name in clients}
+    heard = {name: Inbox({SERVER: down}) for name in clients}
+    if isinstance(method, FedAvg):
+        return update, heard
+    ups = {name: outcome.message for name, outcome in engine.play(update, 0, heard).items()}
+    return aggregate, {SERVER: Inbox(ups)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +290,7 @@ class Crowd(Population):
     device: torch.device
 
     @classmethod
-    def of(cls, sizes: Sizes, device: torch.device) -> Crowd:
+    def of(cls, sizes: Sizes, device: torch.device, model: Model) -> Crowd:
         """As much noise as a repetition reads once; in matching two batches of each class."""
         count = 2 * sizes.batch * CLASSES if sizes.per_class else sizes.batch * sizes.steps
         rng = generator(0, "bench")
@@ -263,7 +299,7 @@ class Crowd(Population):
         middle = torch.tensor([0.5, 0.5, 0.5]).reshape(-1, 1, 1)
         pool = Pool(noise, labels, middle, middle / 2).to(device)
         data = Data((Rows(pool, torch.arange(count, device=device)),))
-        return cls(data, ConvNet(SHAPE, CLASSES, width=sizes.width), sizes.clients, device)
+        return cls(data, model, sizes.clients, device)
 
     @property
     def clients(self) -> Sequence[NodeId]:
@@ -379,7 +415,8 @@ def explained(found: Mapping[str, Any]) -> str:
     at = found["settings"]
     synthetic = f" + {at['per_class']} synthetic a class" if at["per_class"] else ""
     return (
-        f"{found['benchmark']}: {found['what']}; {'x'.join(map(str, at['shape']))}, ConvNet width "
-        f"{at['width']}, batch {at['batch']}{synthetic}, {at['steps']} steps in a row "
+        f"{found['benchmark']}: {found['what']}; {'x'.join(map(str, at['shape']))}, "
+        f"{at['network']} of width {at['width']}, batch {at['batch']}{synthetic}, {at['steps']} "
+        f"{'turns' if BENCHMARKS[found['benchmark']].at_server else 'steps'} in a row "
         f"({at['size']} size, {found['device']})"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -29,12 +29,19 @@ class Loop(Generic[C]):
     """`carry, loss = body(carry, given, batch, gradient)` for each batch; awaitable.
 
     A step awaits it and an engine runs it: alone, or together with others that can be stacked.
+    A loop that is one of several parts says how many steps they have together.
     """
 
     body: Callable[[C, Given, Any, Gradient], tuple[C, Tensor]]
     carry: C
     given: Given
     batches: Sequence[Any]
+    in_all: int = 0  # steps of all its parts, where it is one of several
+
+    @property
+    def steps(self) -> int:
+        """How often the body is run: in this loop, or in all of which it is a part."""
+        return max(self.in_all, len(self.batches))
 
     def __await__(self) -> Generator[Loop[C], C, C]:
         return (yield self)
@@ -110,6 +117,8 @@ class Descent:
 
     Two are equal when they do the same: same functions of equal owners, model and optimiser.
     """
+
+    recordable: ClassVar[bool] = True  # its steps may be recorded, as those of any such body
 
     objective: Callable[..., Tensor]
     model: Network

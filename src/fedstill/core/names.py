@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -211,11 +212,18 @@ def _file(path: Path) -> ModuleType:
     return _run(path)
 
 
+class _AsItStands(SourceFileLoader):
+    """Runs a file as it stands; bytecode of a moment ago would pass for that of an edited file."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError("no bytecode is kept")
+
+
 @cache
 def _run(path: Path) -> ModuleType:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"fedstill_file_{path.stem}_{digest}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsItStands(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:  # last, so that a neighbour hides no package

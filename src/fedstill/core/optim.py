@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ class Optimizer(Protocol):
     def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]: ...
 
 
-def _times(tensors: list[Tensor], factor: float) -> list[Tensor]:
+def _times(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
     """Each tensor times a factor; in one operation for all, but under `torch.func`."""
     if _wrapped(tensors):
         return [tensor * factor for tensor in tensors]
@@ -52,7 +52,7 @@ class SGD:
     def start(self, value: Any) -> Any:
         return trees.map_tensors(torch.zeros_like, value) if self.momentum else ()
 
-    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+    def step(self, value: T, gradient: T, memory: Any, rate: Tensor | None = None) -> tuple[T, Any]:
         columns = trees.columns([value, gradient, memory] if self.momentum else [value, gradient])
         if not columns:  # nothing to move
             return value, memory
@@ -62,7 +62,8 @@ class SGD:
         if self.momentum:
             grads = _sum(_times(speeds[0], self.momentum), grads)
             memory = trees.with_tensors(value, grads)
-        return trees.with_tensors(value, _sum(moving, _times(grads, -self.lr))), memory
+        way = _times(grads, -(self.lr if rate is None else rate))
+        return trees.with_tensors(value, _sum(moving, way)), memory
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Adam:
         count = torch.zeros((), device=trees.tensors(value)[0].device)
         return {"first": first, "second": second, "count": count}
 
-    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+    def step(self, value: T, gradient: T, memory: Any, rate: Tensor | None = None) -> tuple[T, Any]:
+        lr = self.lr if rate is None else rate
         if self.weight_decay:
             gradient = trees.map_tensors(lambda g, w: g + self.weight_decay * w, gradient, value)
         b1, b2 = self.betas
@@ -92,7 +94,7 @@ class Adam:
 
         def move(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
             root: Tensor = (v / (1 - b2**count)).sqrt()
-            moved: Tensor = w - self.lr * (m / (1 - b1**count)) / (root + self.eps)
+            moved: Tensor = w - lr * (m / (1 - b1**count)) / (root + self.eps)
             return moved
 
         value = trees.map_tensors(move, value, first, second)
@@ -133,6 +135,30 @@ class Scheduled:
 def scheduled(base: Optimizer, steps: int, fall: Schedule) -> Optimizer:
     """The optimiser with its rate falling over so many steps; itself when the rate is constant."""
     return base if fall == "constant" else Scheduled(base, steps, fall)
+
+
+@dataclass(frozen=True)
+class Rated:
+    """SGD or Adam whose rate lies in its memory; with another rate it is the same optimiser.
+
+    So a loop whose rate falls from round to round is the same loop, which is recorded once.
+    """
+
+    base: SGD | Adam  # of any rate
+    rate: float = field(compare=False)
+
+    def start(self, value: Any) -> Any:
+        rate = torch.full((), self.rate, device=trees.tensors(value)[0].device)
+        return {"base": self.base.start(value), "rate": rate}
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        moved, kept = self.base.step(value, gradient, memory["base"], memory["rate"])
+        return moved, {**memory, "base": kept}
+
+
+def rated(optimizer: SGD | Adam) -> Rated:
+    """The optimiser with its rate in its memory."""
+    return Rated(replace(optimizer, lr=1.0), optimizer.lr)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 # Whether `torch.func` holds this tensor: it stands for many, or a gradient by it is being taken.
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
@@ -46,7 +47,7 @@ def in_gradient_under_vmap() -> bool:
     return levels == [kinds.Vmap, kinds.Grad]
 
 
-def times_each(tensors: list[Tensor], factor: float) -> list[Tensor]:
+def times_each(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
     """Each tensor times a factor, in one operation for all; not for wrapped tensors."""
     return list(torch._foreach_mul(tensors, factor))
 
@@ -80,7 +81,15 @@ def traced(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> A
     return make_fx(function, tracing_mode="fake")(*inputs)
 
 
-class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What sees every operation. Torch's compiler, two seconds to import, is kept out of it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Results(_Looking):
     def __init__(self, look: Callable[[list[Tensor]], None]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.look = look
@@ -89,6 +98,30 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         self.look([leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
         return result
+
+
+class _Counted(_Looking):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.operations += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def operations(function: Callable[[], object]) -> int:
+    """Multiplications and additions in the products and convolutions of a call.
+
+    As torch's own counter counts them, which imports its compiler on the way.
+    """
+    counted = _Counted()
+    with counted:
+        function()
+    return counted.operations
 
 
 @contextmanager

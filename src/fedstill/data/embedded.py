@@ -8,7 +8,10 @@ so that the bytes are the same with every version of numpy.
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +66,32 @@ def embedded_digits(size: int = 16) -> Collection:
 
 def handwriting() -> Handwriting:
     """The digits that come with scikit-learn."""
-    datasets = optional(
-        "sklearn.datasets", needed_for="the embedded digits", install="scikit-learn"
-    )
-    raw = datasets.load_digits()
-    ink = np.asarray(raw.images, np.float64) / 16.0
-    return Handwriting(ink, np.asarray(raw.target, np.int64))
+    table = digits_file()
+    if table is None:
+        datasets = optional(
+            "sklearn.datasets", needed_for="the embedded digits", install="scikit-learn"
+        )
+        raw = datasets.load_digits()
+        table = np.column_stack([raw.data, raw.target])
+    ink = table[:, :64].reshape(-1, 8, 8) / 16.0
+    return Handwriting(ink, table[:, 64].astype(np.int64))
+
+
+def digits_file() -> Floats | None:
+    """[digit, 64 numbers and the label] as scikit-learn has them in a file, if it lies there.
+
+    Importing that library takes seconds, and nothing else of it is needed.
+    """
+    try:
+        found = find_spec("sklearn")
+    except ValueError:  # it is hidden
+        return None
+    for place in (found.submodule_search_locations or ()) if found else ():
+        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if path.exists():
+            with gzip.open(path, "rt", encoding="ascii") as file:
+                return np.loadtxt(file, delimiter=",", dtype=np.float64)
+    return None
 
 
 def dealt(labels: Integers, hands: int) -> list[Integers]:

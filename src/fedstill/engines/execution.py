@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedstill.core import precision, ranges
 from fedstill.core.errors import BadValue, unknown
@@ -19,6 +18,7 @@ from fedstill.core.model import Model
 from fedstill.core.node import Cache
 from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Whole
+from fedstill.core.torch_internals import operations
 from fedstill.engines.allocator import memory_kept
 from fedstill.engines.engine import Absences
 from fedstill.engines.play.batched import Batched
@@ -177,9 +177,8 @@ def device_faults(name: str) -> list[str]:
 def work(network: Model) -> float:
     """Multiplications and additions of a network for one example."""
     weights = {name: torch.zeros(law.shape) for name, law in network.initial().items()}
-    with FlopCounterMode(display=False) as counter:
-        network(weights, torch.zeros(2, *network.shape))  # one alone has no batch statistics
-    return int(counter.get_total_flops()) / 2
+    two = torch.zeros(2, *network.shape)  # one alone has no batch statistics
+    return operations(lambda: network(weights, two)) / 2
 
 
 def is_slight(network: Model) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
-    Adam,
     Data,
     Inbox,
     Lazy,
@@ -28,8 +27,7 @@ from fedstill.core import (
     at_clients,
     at_server,
 )
-from fedstill.core.loop import Descent, Given, joined, moved_part
-from fedstill.core.mechanism import Gradient
+from fedstill.core.loop import Descent
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
@@ -37,8 +35,9 @@ from fedstill.methods.held_base import Tuned
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Merge, Upsampling
+from fedstill.parts.image_search import Search, drawn_moves
 from fedstill.parts.label_distribution import alike
-from fedstill.parts.lessons import MOVES, Latent, Lesson, Losses, Networks, Teaching, View, begun
+from fedstill.parts.lessons import MOVES, Lesson, Losses, Teaching, View, begun, in_turns
 from fedstill.parts.losses import Selection, row_divergences, transferability
 
 
@@ -46,15 +45,6 @@ class Memory(Tuned):
     """What the server remembers: the base's memory; in a stream, the generator too."""
 
     image_generator: Weights | None
-
-
-class Found(NamedTuple):
-    """Where the search for a batch of images stands."""
-
-    value: Weights  # the generator's weights, and the noise it starts from
-    memory: Any  # of the optimiser
-    images: Tensor  # those of the lowest loss so far
-    lowest: Tensor
 
 
 @dataclass(frozen=True)
@@ -125,8 +115,7 @@ class Dense(FineTuner):
             weights = await self.from_a_pool(server, teaching)
             server.state = server.state.taught(weights, feedback=self.feedback)
         else:
-            lessons = teaching.lessons_of(self.generator(server.model))
-            generator, weights = await self.in_turns(server, teaching, lessons)
+            generator, weights = await in_turns(server, teaching)
             server.state = server.state.taught(
                 weights, feedback=self.feedback, image_generator=generator
             )
@@ -153,18 +142,12 @@ class Dense(FineTuner):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The images of lowest loss on the way of a new generator and its noise, and labels."""
         maker, size = self.generator(server.model), self.generator_batch
-        (batch,) = self.latents(server, rng, teaching.frequencies, 1)
+        (batch,) = teaching.latents(rng, 1)
         batch = batch._replace(labels=batch.labels.sort()[0])
-        moves = self.moves(server, rng, size, self.generator_steps)
-        fresh = maker.init(server.draw(f"generator {turn}"))
-        value = {**fresh, "noise": batch.noise}
+        moves = drawn_moves(server.model, rng, size, self.generator_steps)
         searching = Search(teaching.networks, maker, self.generator_optimizer(server.round))
-        blank = torch.zeros(size, *server.model.shape, device=server.device)
-        start = Found(
-            value, searching.optimizer.start(moved_part(value)), blank,
-            torch.full((), torch.inf, device=server.device),
-        )  # fmt: skip
-        given = teaching.given(student)
+        start = searching.begun(maker.init(server.draw(f"generator {turn}")), batch)
+        given = teaching.given(student=student)
         found = await Loop(searching, start, given, [batch._replace(moves=each) for each in moves])
         if turn == self.iterations - 1:
             last = batch._replace(noise=found.value["noise"], moves=moves[-1])
@@ -178,7 +161,7 @@ class Dense(FineTuner):
     ) -> Lazy[tuple[Lesson, ...]]:
         """Every image of the pool once, moved in a way of its own, and what clients say of it."""
         plan = pool.batches(self.generator_batch, rng)
-        moves = self.moves(server, rng, self.generator_batch, len(plan))
+        moves = drawn_moves(server.model, rng, self.generator_batch, len(plan))
 
         def make(step: int) -> tuple[Lesson, ...]:
             images, labels = plan[step]
@@ -186,21 +169,6 @@ class Dense(FineTuner):
             return (teaching.lesson_on(images, labels),)
 
         return Lazy(len(plan), make)
-
-    def moves(
-        self, server: Node[Any], rng: torch.Generator, images: int, steps: int
-    ) -> list[augment.Draws]:
-        """How each image is shown to the networks, for so many steps."""
-        height, width = server.model.shape[1:]
-        return [
-            augment.Draws(*(part.to(server.device) for part in drawn))
-            for drawn in (
-                augment.draw(
-                    rng, MOVES, groups=1, image=(height, width), mode="multi", per_image=images
-                )
-                for _ in range(steps)
-            )
-        ]
 
     def generator_terms(self, view: View) -> dict[str, Tensor]:
         """Without batch norms in the clients' networks there is no second term."""
@@ -222,9 +190,9 @@ class Dense(FineTuner):
             loss = loss + self.statistics_weight * terms["statistics"]
         return loss
 
-    def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
+    def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
         """KL(mean logits ‖ student) at the temperature; as published with its square."""
-        (lesson,) = batch
+        (lesson,) = lessons
         student = model(weights, lesson.images)
         loss = row_divergences(student, lesson.target, temperature=self.temperature).mean()
         return self.temperature**2 * loss if self.synthesis == "pool" else loss
@@ -241,32 +209,3 @@ class Dense(FineTuner):
         if self.merge != "none":
             return made
         return made and (made[0], self.predict(server, made[0]).argmax(1))
-
-
-@dataclass(frozen=True)
-class Search:
-    """One step of an optimiser on a generator and its noise; the best images are kept."""
-
-    networks: Networks
-    maker: ImageGenerator
-    optimizer: Adam
-
-    def __call__(
-        self, carry: Found, given: Given, batch: Latent, gradient: Gradient
-    ) -> tuple[Found, Tensor]:
-        def scored(candidate: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
-            notes: Weights = {}
-            value = joined(carry.value, candidate)
-            here = batch._replace(noise=value["noise"])
-            view = self.networks.view(self.maker.train(notes), value, here, **given)
-            return self.networks.tuner.generator_loss(view), (notes, view.images.detach())
-
-        grad, loss, (notes, images) = gradient(scored, moved_part(carry.value))
-        moved, memory = self.optimizer.step(moved_part(carry.value), grad, carry.memory)
-        better = loss < carry.lowest
-        return Found(
-            joined(carry.value, {**moved, **notes}),
-            memory,
-            torch.where(better, images, carry.images),
-            torch.where(better, loss, carry.lowest),
-        ), loss

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Inbox, Lazy, Model, Node, NodeId, Weights, algebra, at_server
+from fedstill.core import Inbox, Model, Node, NodeId, Weights, algebra, at_server
 from fedstill.core.ranges import NonNegative, Positive, Share
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
 from fedstill.methods.held_base import Counted, Tuned, by_label_counts
 from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.label_distribution import alike
-from fedstill.parts.lessons import Latent, Lesson, View
+from fedstill.parts.lessons import Lesson, View, in_turns
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
 
 
@@ -76,23 +76,13 @@ class DFRD(FineTuner):
         heard = await self.aggregated(server, inbox)
         if not heard or not self.iterations:
             return
-        maker, average = self.generator(server.model), server.state.average_generator
-        teaching = self.teaching(server, heard, *self.weighing(heard, server.model.classes))
-
-        def lessons(
-            generator: Weights, some: Sequence[Latent], rng: torch.Generator
-        ) -> Lazy[tuple[Lesson, ...]]:
-            """Images of the generator, and of the average with noise and labels of their own."""
-            pairs = [(generator, some)]
-            if self.average_weight and server.round > 1:  # before, the average is untrained
-                others = self.latents(server, rng, teaching.frequencies, len(some))
-                pairs.append((average, others))
-            return Lazy(
-                len(some),
-                lambda step: tuple(teaching.lesson(maker, w, each[step]) for w, each in pairs),
-            )
-
-        generator, weights = await self.in_turns(server, teaching, lessons)
+        average = server.state.average_generator
+        shown = self.average_weight and server.round > 1  # before, the average is untrained
+        teaching = self.teaching(
+            server, heard, *self.weighing(heard, server.model.classes),
+            resting=(average,) if shown else (),
+        )  # fmt: skip
+        generator, weights = await in_turns(server, teaching)
         average = algebra.moving_average(average, generator, self.average_decay)  # eq. 6
         server.state = server.state.taught(
             weights,
@@ -139,13 +129,13 @@ class DFRD(FineTuner):
             loss = loss + self.embedding_weight * terms["embedding"]
         return loss
 
-    def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
+    def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
         """Equation 7, in the usual direction of distillation: KL(ensemble ‖ student) at T."""
         losses = [
             row_divergences(
                 model(weights, lesson.images), lesson.target, temperature=self.temperature
             ).mean()
-            for lesson in batch
+            for lesson in lessons
         ]
         return losses[0] + self.average_weight * sum(losses[1:])
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fedstill.core import SGD, Adam, Inbox, Model, Node, Weights, at_server
+from fedstill.core.optim import Optimizer, rated
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
 from fedstill.methods.held_base import Counted, Tuned, by_label_counts
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
-from fedstill.parts.lessons import Latent, Lesson, View
+from fedstill.parts.lessons import Latent, Lesson, View, in_turns
 from fedstill.parts.losses import diversity, row_divergences, soft_cross_entropy
 
 
@@ -79,8 +80,7 @@ class FedFTG(FineTuner):
         heard = await self.aggregated(server, inbox)
         if heard and self.iterations:
             teaching = self.teaching(server, heard, *by_label_counts(heard))
-            lessons = teaching.lessons_of(self.generator(server.model))
-            generator, weights = await self.in_turns(server, teaching, lessons)
+            generator, weights = await in_turns(server, teaching)
             server.state = server.state.taught(
                 weights, feedback=self.feedback, image_generator=generator
             )
@@ -124,24 +124,24 @@ class FedFTG(FineTuner):
         heat = 1.0 if self.form == "released" else self.temperature
         return torch.einsum("ibc,ib->bc", (said / heat).softmax(2), shares)
 
-    def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
+    def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
         """Cross-entropy with the clients' probabilities, a mean over images and classes.
 
         Up to a constant it is Σ_i α_{i,y} KL(client i ‖ student) by the number of classes.
         """
-        (lesson,) = batch
+        (lesson,) = lessons
         student = model(weights, lesson.images)
         if self.form == "released":
             return soft_cross_entropy(student, lesson.target)
         return -(lesson.target * log_softmax(student / self.temperature, 1)).mean()
 
-    def generator_optimizer(self, round: int) -> Adam:
+    def generator_optimizer(self, round: int) -> Optimizer:
         rate = self.generator_lr * self.rate_decay ** (round - 1)
-        return Adam(rate) if self.form == "released" else Adam(rate, (0.5, 0.999))
+        return rated(Adam(rate) if self.form == "released" else Adam(rate, (0.5, 0.999)))
 
-    def student_optimizer(self, round: int) -> SGD:
+    def student_optimizer(self, round: int) -> Optimizer:
         rate = self.distil_lr * self.rate_decay ** (round - 1)
-        return SGD(rate, self.distil_momentum, self.distil_decay)
+        return rated(SGD(rate, self.distil_momentum, self.distil_decay))
 
     def generator(self, model: Model) -> ImageGenerator:
         """Its own, or DFRD's with noise and what was learnt of the label side by side."""

@@ -22,7 +22,7 @@ from typing import (
 )
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedstill.core import (
     SERVER,
@@ -30,7 +30,6 @@ from fedstill.core import (
     Adam,
     Addressed,
     Inbox,
-    Loop,
     Message,
     Method,
     Model,
@@ -43,8 +42,8 @@ from fedstill.core import (
     at_clients,
     at_server,
 )
-from fedstill.core.loop import Descent
 from fedstill.core.method import Scored, memory_of
+from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
 from fedstill.methods.fedavg import FedAvg, Own
@@ -57,13 +56,10 @@ from fedstill.parts.label_distribution import (
 from fedstill.parts.lessons import (
     Latent,
     Lesson,
-    Losses,
-    MakeLessons,
     Networks,
     Teaching,
+    Turns,
     View,
-    begun,
-    latents,
 )
 from fedstill.parts.losses import row_divergences
 from fedstill.parts.submodels import misfit
@@ -219,54 +215,22 @@ class FineTuner(Method):
 
     # Lessons.
 
-    async def in_turns(
-        self, server: Node[Any], teaching: Teaching, lessons: MakeLessons
-    ) -> tuple[Weights, Weights]:
-        """Generator and student after some turns of both.
-
-        Of each turn, some steps train the generator and then some the student. Optimisers remember
-        from turn to turn, and begin anew in each round, or in each turn.
-        """
-        maker, networks = self.generator(server.model), teaching.networks
-        inventing = Descent(networks.invention, maker, self.generator_optimizer(server.round))
-        learning = Descent(self.lesson_loss, networks.student, self.student_optimizer(server.round))
-        generator = begun(inventing, server.state.image_generator)
-        student = begun(learning, server.state.weights)
-        rng, losses = server.rng("draws"), Losses(server)
-        for turn in range(self.iterations):
-            if turn and self.fresh_optimizers:
-                generator, student = begun(inventing, generator[0]), begun(learning, student[0])
-            steps = self.generator_steps
-            some = self.latents(server, rng, teaching.frequencies, steps + self.distil_steps)
-            given = teaching.given(student[0])
-            asking = self.asking(some[:steps], len(teaching.shares))
-            generator = await Loop(inventing, generator, given, asking)
-            losses.keep("generator_loss")
-            student = await Loop(learning, student, {}, lessons(generator[0], some[steps:], rng))
-            losses.keep("distil_loss")
-        losses.write()
-        with torch.no_grad():
-            view = networks.view(maker, generator[0], some[0], **teaching.given(student[0]))
-            server.log(**self.generator_terms(view))
-        return generator[0], student[0]
-
     def teaching(
-        self, server: Node[Any], heard: Mapping[NodeId, Any], shares: Tensor, frequencies: Tensor
-    ) -> Teaching:
+        self, server: Node[Any], heard: Mapping[NodeId, Any], shares: Tensor, frequencies: Tensor,
+        *, resting: tuple[Weights, ...] = (),
+    ) -> Teaching:  # fmt: skip
         """The clients' networks of a round side by side, each with its share [client, class]."""
         student = self._base.network_for(server, SERVER)
         teachers = Ensemble.of([self._base.network_for(server, client) for client in heard])
         stacks = teachers.stacked([of_base(up).weights for up in heard.values()])
-        networks = Networks(self, student, teachers)
-        return Teaching(networks, stacks, shares.to(server.device), frequencies.cpu())
-
-    def latents(
-        self, server: Node[Any], rng: Generator, frequencies: Tensor, steps: int
-    ) -> list[Latent]:
-        """Noise and labels of so many steps: a draw for each, or one for all."""
-        maker, draws = self.generator(server.model), 1 if self.reuse_draws else steps
-        some = latents(maker, frequencies, rng, steps=draws, size=self.generator_batch)
-        return some * steps if self.reuse_draws else some
+        networks = Networks(self, self.generator(server.model), student, teachers)
+        turns = Turns(
+            self.iterations, self.generator_steps, self.distil_steps, self.generator_batch,
+            self.reuse_draws, self.fresh_optimizers,
+        )  # fmt: skip
+        return Teaching(
+            turns, networks, stacks, shares.to(server.device), frequencies.cpu(), resting
+        )
 
     def asking(self, some: Sequence[Latent], clients: int) -> Sequence[Latent]:
         """The generator's steps; all clients are asked in each."""
@@ -306,16 +270,16 @@ class FineTuner(Method):
         """[image, class], what the student is to say, from logits and shares of the clients."""
         return torch.einsum("ibc,ib->bc", said, shares)
 
-    def lesson_loss(self, model: Model, weights: Weights, batch: Sequence[Lesson]) -> Tensor:
+    def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
         """KL(target ‖ student) at the temperature, mean over images."""
-        (lesson,) = batch
+        (lesson,) = lessons
         student = model(weights, lesson.images)
         return row_divergences(student, lesson.target, temperature=self.temperature).mean()
 
-    def generator_optimizer(self, round: int) -> Adam:
+    def generator_optimizer(self, round: int) -> Optimizer:
         return Adam(self.generator_lr, (0.5, 0.999))
 
-    def student_optimizer(self, round: int) -> SGD:
+    def student_optimizer(self, round: int) -> Optimizer:
         return SGD(self.distil_lr, self.distil_momentum, self.distil_decay)
 
     # What the base says.

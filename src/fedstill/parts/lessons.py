@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedstill.core import Lazy, Model, Node, Weights
+from fedstill.core import Loop, Model, Node, Weights
 from fedstill.core.loop import Descent, moved_part
+from fedstill.core.optim import Optimizer
 from fedstill.parts.augment import Draws, apply_each
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.teachers import Ensemble, has_statistics
@@ -53,14 +54,22 @@ class Lesson(NamedTuple):
     target: Tensor  # [image, class], what `target` makes of the clients' logits
 
 
-MakeLessons = Callable[[Weights, Sequence[Latent], torch.Generator], Lazy[tuple[Lesson, ...]]]
-"""The student's lessons of so many latents, from a generator's weights and further draws."""
-
-
 class Tuner(Protocol):
     """What lessons ask of a method; methods of equal values are equal."""
 
     uses_statistics: ClassVar[bool]  # losses look at the clients' batch norms
+
+    def generator_optimizer(self, round: int) -> Optimizer:
+        """How the generator learns in a round."""
+
+    def student_optimizer(self, round: int) -> Optimizer:
+        """How the student learns in a round."""
+
+    def asking(self, some: Sequence[Latent], clients: int) -> Sequence[Latent]:
+        """The generator's steps of some latents."""
+
+    def generator_terms(self, view: View) -> dict[str, Tensor]:
+        """The terms of the generator's loss, by name, each a scalar."""
 
     def generator_loss(self, view: View) -> Tensor:
         """The generator's loss."""
@@ -68,12 +77,16 @@ class Tuner(Protocol):
     def target(self, said: Tensor, shares: Tensor) -> Tensor:
         """[image, class], what the student is to say, from logits and shares of the clients."""
 
+    def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
+        """The student's loss on a lesson of each generator."""
+
 
 @dataclass(frozen=True)
 class Networks:
-    """Student and teachers of a round, without weights; two with the same ones are equal."""
+    """Those of a round, without weights; two with the same ones are equal."""
 
     tuner: Tuner
+    maker: ImageGenerator
     student: Model
     teachers: Ensemble
 
@@ -104,40 +117,113 @@ class Networks:
         embedded = maker.embedded(weights, batch.labels)
         return View(inputs, images, batch.labels, said, own, say, gaps, batch.noise, embedded)
 
+    def distillation(
+        self, model: Model, weights: Weights, batch: Sequence[Latent],
+        generators: Sequence[Weights], teachers: list[Weights], shares: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """The student's loss. Generators and teachers are at rest, and none is given a gradient.
+
+        Lessons are made here and not before, so that an engine may record the whole of a step.
+        """
+        lessons = [
+            self.lesson_of(generator, latent, teachers, shares)
+            for generator, latent in zip(generators, batch, strict=True)
+        ]
+        return self.tuner.lesson_loss(model, weights, lessons)
+
+    def lesson_of(
+        self, generator: Weights, latent: Latent, teachers: list[Weights], shares: Tensor
+    ) -> Lesson:
+        """Images of a generator at rest, with the target of each."""
+        images = self.maker.evaluating(generator, latent.noise, latent.labels)
+        return self.lesson_on(images, latent.labels, teachers, shares)
+
+    def lesson_on(
+        self, images: Tensor, labels: Tensor, teachers: list[Weights], shares: Tensor
+    ) -> Lesson:
+        """Images, with the target of each."""
+        said = self.teachers.logits(teachers, images)
+        return Lesson(images, self.tuner.target(said, shares[:, labels]))
+
+
+class Turns(NamedTuple):
+    """How often generator and student learn in a round."""
+
+    times: int
+    generator_steps: int  # in each turn
+    student_steps: int
+    size: int  # images in a step
+    reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn
+    fresh_optimizers: bool = False  # in every turn; else in every round
+
 
 class Teaching(NamedTuple):
     """Who teaches in a round: networks without and with weights, and what counts say."""
 
+    turns: Turns
     networks: Networks
     stacks: list[Weights]
     shares: Tensor  # [client, class]
     frequencies: Tensor  # [class], of labels to be drawn; on the host
+    resting: tuple[Weights, ...] = ()  # generators whose images the student sees besides
 
-    def given(self, student: Weights) -> Mapping[str, Any]:
-        """What stands still while the generator learns."""
-        return {"student": student, "teachers": self.stacks, "shares": self.shares}
+    def given(self, **others: Any) -> Mapping[str, Any]:
+        """What stands still while one learns: teachers, and the student or generators."""
+        return {**others, "teachers": self.stacks, "shares": self.shares}
+
+    def latents(self, rng: torch.Generator, steps: int) -> list[Latent]:
+        """Noise and labels of so many steps: a draw for each, or one for all."""
+        maker, reuse = self.networks.maker, self.turns.reuse_draws
+        draws = 1 if reuse else steps
+        some = latents(maker, self.frequencies, rng, steps=draws, size=self.turns.size)
+        return some * steps if reuse else some
 
     @torch.no_grad()
-    def lesson(self, maker: ImageGenerator, weights: Weights, batch: Latent) -> Lesson:
+    def lesson(self, generator: Weights, latent: Latent) -> Lesson:
         """Images of a generator at rest, with the target of each."""
-        images = maker.evaluating(weights, batch.noise, batch.labels)
-        return self.lesson_on(images, batch.labels)
-
-    def lessons_of(self, maker: ImageGenerator) -> MakeLessons:
-        """What makes the student's lessons, each of images of the generator as it is by then."""
-
-        def made(
-            weights: Weights, some: Sequence[Latent], rng: torch.Generator
-        ) -> Lazy[tuple[Lesson, ...]]:
-            return Lazy(len(some), lambda step: (self.lesson(maker, weights, some[step]),))
-
-        return made
+        return self.networks.lesson_of(generator, latent, self.stacks, self.shares)
 
     @torch.no_grad()
     def lesson_on(self, images: Tensor, labels: Tensor) -> Lesson:
         """These images, with the target of each."""
-        said = self.networks.teachers.logits(self.stacks, images)
-        return Lesson(images, self.networks.tuner.target(said, self.shares[:, labels]))
+        return self.networks.lesson_on(images, labels, self.stacks, self.shares)
+
+
+async def in_turns(server: Node[Any], teaching: Teaching) -> tuple[Weights, Weights]:
+    """Generator and student of a server's memory after some turns of both.
+
+    Of each turn, some steps train the generator and then some the student, on images of the
+    generator as it is by then and of those at rest. Optimisers remember from turn to turn, and
+    begin anew in each round, or in each turn.
+    """
+    turns, networks = teaching.turns, teaching.networks
+    tuner, maker = networks.tuner, networks.maker
+    inventing = Descent(networks.invention, maker, tuner.generator_optimizer(server.round))
+    learning = Descent(
+        networks.distillation, networks.student, tuner.student_optimizer(server.round)
+    )
+    generator = begun(inventing, server.state.image_generator)
+    student = begun(learning, server.state.weights)
+    rng, losses = server.rng("draws"), Losses(server)
+    steps = turns.generator_steps
+    for turn in range(turns.times):
+        if turn and turns.fresh_optimizers:
+            generator, student = begun(inventing, generator[0]), begun(learning, student[0])
+        some = teaching.latents(rng, steps + turns.student_steps)
+        asking = tuner.asking(some[:steps], len(teaching.shares))
+        given = teaching.given(student=student[0])
+        generator = await Loop(inventing, generator, given, asking, turns.times * len(asking))
+        losses.keep("generator_loss")
+        others = [teaching.latents(rng, turns.student_steps) for _ in teaching.resting]
+        batches = list(zip(some[steps:], *others, strict=True))
+        given = teaching.given(generators=(generator[0], *teaching.resting))
+        student = await Loop(learning, student, given, batches, turns.times * len(batches))
+        losses.keep("distil_loss")
+    losses.write()
+    with torch.no_grad():
+        view = networks.view(maker, generator[0], some[0], **teaching.given(student=student[0]))
+        server.log(**tuner.generator_terms(view))
+    return generator[0], student[0]
 
 
 class Losses:

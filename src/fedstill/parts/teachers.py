@@ -1,6 +1,9 @@
 """Teachers: several trained networks asked at once, by architecture; no training.
 
-Networks of one architecture are stacked and asked in one pass.
+Networks of one architecture are stacked and asked in one pass. On a GPU they are asked one after
+the other: the library is slow at convolutions of a stack, each of which is one in groups, while one
+network's maps fill the device and may be in half precision. What that costs in launches is nothing
+where a step is recorded.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core import trees
+from fedstill.core.gpu import plain_on_gpu
 from fedstill.core.model import Model
 from fedstill.core.records import Weights, is_buffer
 from fedstill.parts.losses import statistics_gap
@@ -37,10 +41,13 @@ class Ensemble:
 
     def logits(self, stacks: Sequence[Weights], x: Tensor) -> Tensor:
         """[teacher, example, class] in evaluation mode."""
-        said = [
-            torch.func.vmap(model.evaluating, in_dims=(0, None))(stack, x)
-            for (model, _), stack in zip(self.groups, stacks, strict=True)
-        ]
+        said = []
+        for (model, _), stack in zip(self.groups, stacks, strict=True):
+            network = model.evaluating
+            if plain_on_gpu(x, *stack.values()):
+                said.append(torch.stack([network(one, x) for one in apart(stack)]))
+            else:
+                said.append(torch.func.vmap(network, in_dims=(0, None))(stack, x))
         return self._in_order(said)
 
     def logits_and_gaps(self, stacks: Sequence[Weights], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +60,11 @@ class Ensemble:
                 logits = model.recording(seen)(weights, x)
                 return logits, statistics_gap(seen, weights)
 
-            logits, gap = torch.func.vmap(one)(stack)
+            if plain_on_gpu(x, *stack.values()):
+                found = [one(weights) for weights in apart(stack)]
+                logits, gap = (torch.stack(parts) for parts in zip(*found, strict=True))
+            else:
+                logits, gap = torch.func.vmap(one)(stack)
             said.append(logits)
             gaps.append(gap)
         return self._in_order(said), self._in_order(gaps)
@@ -66,6 +77,12 @@ class Ensemble:
         rows = [row for tensor in by_group for row in tensor.unbind()]
         by_place = dict(zip(places, rows, strict=True))
         return torch.stack([by_place[place] for place in range(len(rows))])
+
+
+def apart(stack: Weights) -> list[Weights]:
+    """The networks of a stack, one by one."""
+    rows = zip(*(tensor.unbind() for tensor in stack.values()), strict=True)
+    return [dict(zip(stack, row, strict=True)) for row in rows]
 
 
 def has_statistics(weights: Weights) -> bool:

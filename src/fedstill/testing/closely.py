@@ -15,7 +15,7 @@ from fedstill.core.method import Method, Step
 from fedstill.core.node import Addressed, Inbox
 from fedstill.core.records import Direction, Message, NodeId, Record
 from fedstill.engines.engine import Outcome
-from fedstill.engines.loops.compiled import Compiler
+from fedstill.engines.loops.compiled import TRACED, Compiler
 from fedstill.engines.play.in_process import InProcess
 from fedstill.logbook.writer import MemoryLog
 from fedstill.wire import codec
@@ -46,7 +46,7 @@ class Traced(InProcess):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.resisted: list[str] = []  # why loops could not be traced
-        self.compiler = Compiler(self.resisted, worthwhile=1, backend="eager")
+        self.compiler = Compiler(self.resisted, worthwhile=1, backend=TRACED)
 
 
 class Heard(InProcess):

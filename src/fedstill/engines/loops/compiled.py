@@ -23,6 +23,7 @@ from fedstill.engines.engine import autograd_gradient, functional_gradient
 
 WORTHWHILE = 8  # steps of a loop
 BACKEND = "inductor"
+TRACED = "traced"  # no compiler: what was traced is run operation by operation
 Flat = Callable[..., list[Tensor]]  # of tensors
 
 
@@ -84,7 +85,9 @@ class Compiler:
             return [tensor.contiguous() for tensor in function(*leaves)]
 
         apart = [leaf.clone() for leaf in leaves]
-        graph = traced(settled, apart)
+        graph: Flat = traced(settled, apart)
+        if self.backend == TRACED:
+            return graph
         made: Flat = torch.compile(graph, dynamic=False, fullgraph=True, backend=self.backend)
         with torch.no_grad():
             made(*apart)

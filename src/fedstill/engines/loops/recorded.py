@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.data import Batches
-from fedstill.core.loop import Descent, Loop
+from fedstill.core.loop import Loop
 from fedstill.core.torch_internals import copy_each
 from fedstill.engines.loops.compiled import Compiler, Steps
 
@@ -37,8 +37,8 @@ class Unrecordable(Exception):
 
 
 def worthwhile(loop: Loop[Any]) -> bool:
-    """Whether a loop may be recorded, and is long enough."""
-    return isinstance(loop.body, Descent) and len(loop.batches) >= WORTHWHILE
+    """Whether a loop may be recorded, and its body comes back often enough."""
+    return getattr(loop.body, "recordable", False) and loop.steps >= WORTHWHILE
 
 
 class Recorder:
