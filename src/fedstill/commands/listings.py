@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+class TableForm(StrEnum):
+    """How a comparison is printed."""
+
+    table = "table"
+    json = "json"
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+
+
 class Form(StrEnum):
     """How a listing is printed."""
 

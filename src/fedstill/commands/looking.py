@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fedstill.commands import listings
-from fedstill.commands.listings import Form
+from fedstill.commands.listings import Form, TableForm
 from fedstill.commands.options import Listing, RunFolders, check_picture, drawing, finished_runs
+
+
+class By(StrEnum):
+    """What accuracy is drawn over."""
+
+    round = "round"
+    bytes = "bytes"
+    floats = "floats"
+    time = "time"
 
 
 def say_notes(notes: Sequence[str]) -> None:
@@ -72,7 +82,16 @@ def compare(
     by_client: Annotated[
         bool, typer.Option("--by-client", help="Also the scores of each client's own model.")
     ] = False,
-    form: Listing = Form.table,
+    interval: Annotated[
+        bool, typer.Option("--interval", help="± half of the 95 % confidence interval instead.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="Test the others against this row, paired by seed."),
+    ] = None,
+    form: Annotated[
+        TableForm, typer.Option("--format", help="How the listing is printed.")
+    ] = TableForm.table,
     picture: Annotated[
         Path | None,
         typer.Option(callback=check_picture, help="Also draw the comparison to this file."),
@@ -82,14 +101,21 @@ def compare(
     from fedstill.report.tables import compare as compared
 
     runs, unfinished = finished_runs(folders)
-    table = compared(runs, metric)
+    spread: Literal["deviation", "interval"] = "interval" if interval else "deviation"
+    table = compared(runs, metric, spread=spread, against=against)
     table = replace(table, notes=(*table.notes, *unfinished))
-    listings.print_as(
-        form,
-        table.as_dict,
-        partial(table.as_markdown, by_client=by_client),
-        partial(table.as_rich, by_client=by_client),
-    )
+    if form is TableForm.csv:
+        print(table.as_csv(), end="")
+        say_notes(table.notes)
+    elif form is TableForm.latex:
+        print(table.as_latex(by_client=by_client), end="")
+    else:
+        listings.print_as(
+            Form(form.value),
+            table.as_dict,
+            partial(table.as_markdown, by_client=by_client),
+            partial(table.as_rich, by_client=by_client),
+        )
     if picture is not None:
         from fedstill.report import plots
 
@@ -135,7 +161,17 @@ def curves(
         Path | None,
         typer.Option(
             callback=check_picture,
-            help="Draw accuracy by floats sent, or what --of names, to this file.",
+            help="Draw the curves to this file, e.g. curves.pdf: accuracy by floats sent, or what "
+            "--by or --of names.",
+        ),
+    ] = None,
+    by: Annotated[
+        By | None, typer.Option(help="Draw accuracy by rounds, bytes, floats or time.")
+    ] = None,
+    columns: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2, help="Draw for a paper, as wide as one of its two columns or as both."
         ),
     ] = None,
     of: Annotated[
@@ -157,11 +193,14 @@ def curves(
     table = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)
     listings.print_rows(table, form)
     if picture is not None:
-        from fedstill.report import plots
+        from fedstill.report import canvas, plots
 
         with drawing():
             if names:
                 plots.logged_by_round(runs, names, picture)
+            elif by is not None or columns is not None:
+                wide: plots.Columns | None = None if columns is None else 1 if columns == 1 else 2
+                canvas.save(plots.curve_figure(runs, (by or By.round).value, wide), picture)
             else:
                 plots.accuracy_by_floats(runs, picture)
         typer.echo(f"drawn: {picture}", err=True)

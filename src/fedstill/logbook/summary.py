@@ -54,7 +54,10 @@ def summarise(
         **scored,
         **_scores(rows, "accuracy"),
         "metrics": {
-            name: _without_accuracy(_scores(rows, name, _among(name, lower_is_better)))
+            name: {
+                **_without_accuracy(_scores(rows, name, _among(name, lower_is_better))),
+                **({"lower_is_better": True} if _among(name, lower_is_better) else {}),
+            }
             for name in others
         },
         "traffic": traffic(rows.messages),

@@ -22,3 +22,13 @@ def _human(value: float, unit: str) -> str:
         value, step = value / 1000, step + 1
     digits = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
     return f"{digits} {_STEPS[step]}{unit}".strip()
+
+
+def human_time(seconds: float) -> str:
+    """`1.5 s`, `2 min`, `3 h`, `4 d`: a time in the largest unit that leaves it above one."""
+    if seconds != seconds:
+        return "-"
+    for unit, length in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,11 @@ from fedstill.core.errors import BadValue, unknown
 from fedstill.core.records import Direction
 from fedstill.logbook.reader import Run
 from fedstill.logbook.rows import EVALUATION, Kind, View, mean
+from fedstill.report.amounts import human_time
 from fedstill.report.groups import gather, setting_of, statistic
 
 Values = NDArray[np.float64]
+CLOCK = "clock"  # the simulated time at the end of a round, in seconds
 VIEWS: dict[View, str] = {"said": "once per sender", "heard": "once per receiver"}
 
 
@@ -51,6 +54,21 @@ class Curve:
         amounts = [[sent[int(round)] for round in self.rounds] for sent in each]
         averaged: Values = np.array(amounts, dtype=np.float64).mean(axis=0)
         return averaged
+
+    def seconds(self) -> Values:
+        """The time from the start to the end of each round, the mean over seeds.
+
+        By the clock of the federation where there is one, else as it was measured here.
+        """
+        each = [_time_by_round(run) for run in self.runs]
+        times = [[spent.get(int(round), np.nan) for round in self.rounds] for spent in each]
+        averaged: Values = np.array(times, dtype=np.float64).mean(axis=0)
+        return averaged
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the time is that of a federation's clock."""
+        return all(any(row.name == CLOCK for row in run.metrics) for run in self.runs)
 
     def where(self, seen: NDArray[np.bool_]) -> Curve:
         """The same curve with only the rounds that a mask keeps."""
@@ -85,10 +103,15 @@ def rows(runs: Sequence[Run], *, percent: bool = False) -> list[dict[str, Any]]:
             "bytes sent": curve.sent(Measure("bytes", "said")),
             "bytes received": curve.sent(Measure("bytes", "heard")),
         }
+        times = curve.seconds()
         for place, round in enumerate(curve.rounds):
             scores = (float(curve.accuracy[place]), float(curve.spread[place]))
             accuracy, spread = (f"{100 * s:.2f}" if percent else s for s in scores)
-            amounts = {name: _whole(float(values[place])) for name, values in sent.items()}
+            seconds = float(times[place])
+            spent = {"time": human_time(seconds)} if percent else {"seconds": seconds}
+            amounts: dict[str, Any] = {
+                name: _whole(float(values[place])) for name, values in sent.items()
+            }
             found.append(
                 {
                     "method": curve.name,
@@ -97,6 +120,7 @@ def rows(runs: Sequence[Run], *, percent: bool = False) -> list[dict[str, Any]]:
                     "accuracy": accuracy,
                     "spread": spread if curve.seeds > 1 else None,
                     **amounts,
+                    **spent,
                 }
             )
     return found
@@ -200,6 +224,15 @@ def _curve(name: str, runs: Sequence[Run]) -> Curve:
         np.array([value.mean for value in known]),
         np.array([value.spread or 0.0 for value in known]),
     )
+
+
+def _time_by_round(run: Run) -> dict[int, float]:
+    """The time at the end of each round since the start."""
+    clock = {row.round: row.value for row in run.metrics if row.name == CLOCK}
+    if clock:
+        return clock
+    spent = {row.round: row.value for row in run.metrics if row.name == "seconds"}
+    return dict(zip(sorted(spent), accumulate(spent[r] for r in sorted(spent)), strict=True))
 
 
 def _whole(value: float) -> int | float:

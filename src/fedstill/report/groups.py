@@ -12,6 +12,7 @@ from typing import Any
 from fedstill.core.errors import BadValue, unknown
 from fedstill.logbook.reader import Run
 from fedstill.logbook.summary import short
+from fedstill.report.student import half_width
 
 ACCURACY = "accuracy"
 SERVER_SCORE = "average_accuracy"
@@ -45,6 +46,11 @@ class Statistic:
     mean: float
     spread: float | None
     n: int
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % confidence interval of the mean, by Student's t."""
+        return None if self.spread is None else half_width(self.spread, self.n)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Group:
     seconds: Statistic | None
     reported: Reported | None
     others: Mapping[str, Statistic]  # by metric, the average that stands for the runs
+    by_seed: Mapping[str, Mapping[str, float]]  # by score, then by seed
+    lower: frozenset[str] = frozenset()  # metrics whose best value is the lowest
 
     @property
     def main(self) -> str | None:
@@ -205,7 +213,30 @@ def group_of(name: str, runs: Sequence[Run], metric: str = ACCURACY) -> Group:
         seconds=statistic(summary.get("seconds") for summary in summaries),
         reported=reported_of(runs[0].recipe) if metric == ACCURACY else None,
         others=_others([run.summary for run in runs]) if metric == ACCURACY else {},
+        by_seed=_by_seed(runs, summaries),
+        lower=frozenset(_lower(runs)),
     )
+
+
+def _by_seed(
+    runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, float]]:
+    """Each score of each seed, for tests that pair runs."""
+    return {
+        score: {
+            _seed(run): float(summary[score])
+            for run, summary in zip(runs, summaries, strict=True)
+            if summary.get(score) is not None
+        }
+        for score in SCORES
+    }
+
+
+def _lower(runs: Sequence[Run]) -> list[str]:
+    """The metrics whose best value is the lowest, as summaries say."""
+    tables = [_table(run.summary, "metrics") for run in runs]
+    said = [n for table in tables for n in table if _table(table, n).get("lower_is_better")]
+    return ["loss", *said]
 
 
 def _others(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:

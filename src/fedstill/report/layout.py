@@ -27,6 +27,7 @@ class Layout:
     body: list[list[str]]
     footnotes: list[str] = field(default_factory=list)
     numbers: Collection[int] | None = None  # columns set to the right; None: all but the first
+    best: Collection[tuple[int, int]] = ()  # row and column of the best values
     sentences: bool = False  # the last column may be broken into lines, no other is
 
     def is_number(self, column: int) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedstill.core.errors import BadValue
 from fedstill.core.records import Direction
 from fedstill.logbook.reader import Run
+from fedstill.logbook.rows import Kind
 from fedstill.report import canvas
-from fedstill.report.amounts import human_bytes, human_floats
+from fedstill.report.amounts import human_bytes, human_floats, human_time
 from fedstill.report.curves import VIEWS, Curve, Measure, Trace, Values, curves, traces
 from fedstill.report.grids import accuracy_matrix, image_grid, partition
-from fedstill.report.groups import ACCURACY, SERVER_SCORE, Group
+from fedstill.report.groups import ACCURACY, SERVER_SCORE, Group, setting_of
 from fedstill.report.tables import Comparison, Section
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ __all__ = [
     "partition",
 ]
 
+Axis = Literal["round", "bytes", "floats", "time"]
+Columns = Literal[1, 2]
+PAPER: dict[Columns, tuple[float, float]] = {1: (3.3, 2.2), 2: (6.9, 2.6)}  # inches
 ACROSS = 3  # panels of logged numbers side by side
 COLOURED_DOTS_UP_TO = 7  # more test sets than this are dots of one colour
 
@@ -45,14 +49,11 @@ def accuracy_by_round(runs: Sequence[Run], path: Path | str) -> Path:
 def by_round(runs: Sequence[Run]) -> Figure:
     """The figure of `accuracy_by_round`."""
     figure = canvas.figure(7.0, 4.2)
-    from matplotlib.ticker import MaxNLocator
-
     axes = figure.add_subplot()
     found = curves(runs)
     for number, curve in enumerate(found):
         _draw(axes, curve.rounds, curve, number)
-    axes.set_xlabel("round", fontsize=9.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _round_ticks(axes, found)
     axes.set_ylabel("accuracy (%)", fontsize=9.5)
     canvas.plain(axes)
     canvas.title(axes, "Accuracy by round", _averaged(found))
@@ -92,6 +93,61 @@ def accuracy_by_floats(
     panels[1].tick_params(axis="y", labelleft=False, length=0)
     canvas.legend_beside(panels[1])
     return canvas.save(figure, path)
+
+
+def curve_figure(runs: Sequence[Run], by: Axis = "round", paper: Columns | None = None) -> Figure:
+    """Accuracy by round, bytes, floats or time: a curve per method, a band over seeds.
+
+    For a `paper` the figure is as wide as one of two columns, or as both, with small type and no
+    title; a caption says what is seen.
+    """
+    found = curves(runs)
+    figure = canvas.figure(*((7.0, 4.2) if paper is None else PAPER[paper]))
+    axes = figure.add_subplot()
+    if by in ("bytes", "floats"):
+        kind: Kind = "bytes" if by == "bytes" else "floats"
+        _by_traffic(axes, found, Measure(kind, "said"))
+    else:
+        for number, curve in enumerate(found):
+            _draw(axes, curve.rounds if by == "round" else curve.seconds(), curve, number)
+        canvas.plain(axes)
+        axes.set_ylabel("accuracy (%)", fontsize=9.5)
+        if by == "round":
+            _round_ticks(axes, found)
+        else:
+            _time_ticks(axes, found)
+    held = any(setting_of(curve.runs[0]).held_out for curve in found)
+    if held:
+        axes.set_ylabel("held-out accuracy (%)", fontsize=9.5)
+    if paper is None:
+        words = {"round": "round", "bytes": "traffic", "floats": "traffic", "time": "time"}
+        canvas.title(axes, f"Accuracy by {words[by]}", _averaged(found))
+        canvas.legend(axes)
+    else:
+        canvas.small(axes)
+    return figure
+
+
+def _round_ticks(axes: Axes, found: Sequence[Curve]) -> None:
+    """Whole rounds; a single one stands in the middle."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("round", fontsize=9.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    rounds = {float(round) for curve in found for round in curve.rounds}
+    if len(rounds) == 1:
+        (only,) = rounds
+        axes.set_xlim(only - 0.5, only + 0.5)
+        axes.set_xticks([only], [f"{only:g}"])
+
+
+def _time_ticks(axes: Axes, found: Sequence[Curve]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    simulated = all(curve.simulated for curve in found)
+    axes.set_xlabel("simulated time" if simulated else "measured time", fontsize=9.5)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_time(value)))
 
 
 def logged_by_round(runs: Sequence[Run], names: Sequence[str], path: Path | str) -> Path:
@@ -154,10 +210,17 @@ def _by_traffic(axes: Axes, found: Sequence[Curve], measure: Measure) -> None:
             colour, dashes, _ = canvas.look(number)
             name, last = f"{curve.name} (sends nothing)", 100 * curve.accuracy[-1]
             axes.axhline(last, color=colour, linestyle=dashes, linewidth=1.6, label=name)
-    _amount_ticks(axes, human_bytes if measure.kind == "bytes" else human_floats)
+    if any((curve.sent(measure) > 0).any() for curve in found):
+        _amount_ticks(axes, human_bytes if measure.kind == "bytes" else human_floats)
+    else:  # an axis of amounts would be invented
+        axes.set_xscale("linear")
+        axes.set_xticks([])
     which = f" {measure.direction}" if measure.direction else ""
     counted = f"each message counted {VIEWS[measure.view]}"
-    axes.set_xlabel(f"{measure.kind} sent{which} since the start, {counted}", fontsize=9.5)
+    if axes.get_xticks().size:
+        axes.set_xlabel(f"{measure.kind} sent{which} since the start, {counted}", fontsize=9.5)
+    else:
+        axes.set_xlabel("nothing is sent", fontsize=9.5)
     axes.set_ylabel("accuracy (%)", fontsize=9.5)
     canvas.plain(axes)
 
@@ -229,7 +292,8 @@ def _bars(axes: Axes, section: Section, metric: str) -> None:
             f"{length:.{digits}f}", (0, place), (4, 0), textcoords="offset points", va="center",
             fontsize=8.5,
         )  # fmt: skip
-    _dots(axes, groups, section.targets, scale)
+    if not _one_dot(groups):
+        _dots(axes, groups, section.targets, scale)
     _reported_marks(axes, groups)
     axes.set_yticks(places, [_name_and_seeds(group) for group in groups])
     axes.invert_yaxis()
@@ -241,6 +305,11 @@ def _bars(axes: Axes, section: Section, metric: str) -> None:
     canvas.title(axes, f"Average {metric} on {section.title}", _bar_detail(groups, metric))
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False)
+
+
+def _one_dot(groups: Sequence[Group]) -> bool:
+    """Whether every method scores the same on all test sets, which are then one."""
+    return all(len({value.mean for value in group.targets.values()}) == 1 for group in groups)
 
 
 def _dots(axes: Axes, groups: Sequence[Group], targets: Sequence[str], scale: float) -> None:

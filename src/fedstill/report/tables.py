@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import BadValue, RunFolderError, unknown
 from fedstill.logbook.reader import Run, read_run
 from fedstill.report.amounts import human_bytes
 from fedstill.report.groups import (
@@ -25,6 +28,7 @@ from fedstill.report.groups import (
     gather,
     group_of,
 )
+from fedstill.report.latex import PREAMBLE, latex
 from fedstill.report.layout import (
     NOTHING,
     REPORTED,
@@ -35,6 +39,7 @@ from fedstill.report.layout import (
     markdown,
     with_network,
 )
+from fedstill.report.student import Paired, paired
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,6 +50,7 @@ SCORES_EXPLAINED = (
     "(averaged_local_accuracy)"
 )
 Form = Callable[[Statistic | None], str]
+Spread = Literal["deviation", "interval"]
 COLUMNS_FOR_TARGETS = 12  # with more test sets a table shows the lowest and the highest
 
 
@@ -76,6 +82,8 @@ class Comparison:
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
     metric: str = ACCURACY  # whose values the scores are
+    spread: Spread = "deviation"  # what stands after ±
+    against: str | None = None  # the row to which the others are compared, seed by seed
 
     @property
     def groups(self) -> list[Group]:
@@ -91,7 +99,10 @@ class Comparison:
                     "data": section.data,
                     "digest": section.digest,
                     "held_out": section.held_out,
-                    "groups": [_group_as_dict(group) for group in section.groups],
+                    "groups": [
+                        _group_as_dict(group, _paired(group, section, self.against))
+                        for group in section.groups
+                    ],
                 }
                 for section in self.sections
             ],
@@ -112,6 +123,22 @@ class Comparison:
         notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
         return "".join(html(title, layout) for title, layout in self._layouts(False)) + notes
 
+    def as_latex(self, *, by_client: bool = False) -> str:
+        """The same for a paper: booktabs, the best of each column in bold."""
+        tables = [latex(title, layout) for title, layout in self._layouts(by_client)]
+        notes = [f"% note: {note}\n" for note in self.notes]
+        return PREAMBLE + "".join(notes) + "\n".join(tables)
+
+    def as_csv(self) -> str:
+        """A line for each row with all numbers, unrounded; accuracies are fractions."""
+        rows = [line for section in self.sections for line in _csv_rows(section, self.against)]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        written = StringIO()
+        writer = csv.DictWriter(written, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return written.getvalue()
+
     def as_rich(self, *, by_client: bool = False) -> RenderableType:
         """The same for a terminal."""
         from rich.console import Group as Together
@@ -128,7 +155,7 @@ class Comparison:
         for section in self.sections:
             metric = self.metric
             title = section.title if metric == ACCURACY else f"{section.title}: {metric}"
-            yield title, _laid_out(section, metric)
+            yield title, _laid_out(section, metric, self.spread, self.against)
             if by_client and any(group.by_client for group in section.groups):
                 yield f"{title}: each client's model", _by_client_laid_out(section, metric)
 
@@ -138,10 +165,18 @@ def comparison(folders: Iterable[Path | str], metric: str = ACCURACY) -> Compari
     return compare([read_run(folder) for folder in folders], metric)
 
 
-def compare(runs: Sequence[Run], metric: str = ACCURACY) -> Comparison:
+def compare(
+    runs: Sequence[Run],
+    metric: str = ACCURACY,
+    *,
+    spread: Spread = "deviation",
+    against: str | None = None,
+) -> Comparison:
     """Runs grouped over seeds; runs on other data, or with other values, are kept apart.
 
-    With a metric, such as `"auroc"`, all scores are its values in place of accuracies.
+    With a metric, such as `"auroc"`, all scores are its values in place of accuracies. After ±
+    stands the sample standard deviation, or with `spread="interval"` half of the 95 % confidence
+    interval. `against` names a row with which the others are compared in a paired test.
     """
     if not runs:
         raise RunFolderError("there is nothing to compare; give the folders of finished runs")
@@ -163,7 +198,9 @@ def compare(runs: Sequence[Run], metric: str = ACCURACY) -> Comparison:
         Section(data, digest, tuple(each), held_out)
         for (data, digest, held_out), each in sections.items()
     )
-    return Comparison(tuple(ordered), tuple(notes), metric)
+    if against is not None and against not in gathered:
+        raise BadValue(unknown("row", against, gathered))
+    return Comparison(tuple(ordered), tuple(notes), metric, spread, against)
 
 
 def _unequal(runs: Sequence[Run]) -> list[str]:
@@ -188,9 +225,11 @@ SHORT_NAMES = {
 }
 
 
-def _laid_out(section: Section, metric: str) -> Layout:
+def _laid_out(
+    section: Section, metric: str, spread: Spread = "deviation", against: str | None = None
+) -> Layout:
     """The cells of a section as text, with the same columns for a terminal and for a page."""
-    said = _form(metric)
+    said = _form(metric, spread)
     others = list(dict.fromkeys(name for group in section.groups for name in group.others))
     targets = [] if _one_test_set(section) else section.targets
     few = len(targets) <= COLUMNS_FOR_TARGETS
@@ -202,6 +241,7 @@ def _laid_out(section: Section, metric: str) -> Layout:
         *(targets if few else ["lowest", "highest"]),
         *(SHORT_NAMES[name] for name in scores),
         *others,
+        *([f"against {against}", "p"] if against else []),
         *(f"bytes {name}" for name in directions),
         "seconds",
     ]
@@ -214,7 +254,8 @@ def _laid_out(section: Section, metric: str) -> Layout:
                 *([] if _same_seeds(section) else [_seeds_in_words(group)]),
                 *(_by_target(group, targets, said) if few else extremes(group.targets, said)),
                 *(said(_score(group, name, scores)) for name in scores),
-                *(plain(group.others.get(name)) for name in others),
+                *(plain(group.others.get(name), spread) for name in others),
+                *(_test_cells(_paired(group, section, against), metric) if against else []),
                 *(_bytes(group.bytes_said, direction) for direction in directions),
                 NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
             ]
@@ -225,7 +266,92 @@ def _laid_out(section: Section, metric: str) -> Layout:
             cells = [] if _same_seeds(section) else [""]
             cells += _reported_cells(group.reported, shown, scores)
             body.append([f"{REPORTED} [{mark}]", *cells, *[""] * (len(head) - 1 - len(cells))])
-    return Layout(head, body, [*_explained(section, metric), *_cited(sources)])
+    notes = [*_explained(section, metric, spread, against), *_cited(sources)]
+    first = 1 if _same_seeds(section) else 2
+    columns = (targets if few else [], scores, others, 0 if few else 2)
+    return Layout(head, body, notes, best=_best(section, metric, first, columns))
+
+
+def _best(
+    section: Section,
+    metric: str,
+    first: int,
+    shown: tuple[Sequence[str], Sequence[str], Sequence[str], int],
+) -> list[tuple[int, int]]:
+    """Row and column of the best mean of each column of scores; nothing where there is one row."""
+    targets, scores, others, skipped = shown
+    rows: list[tuple[int, Group]] = []
+    for group in section.groups:
+        place = rows[-1][0] + 1 + (rows[-1][1].reported is not None) if rows else 0
+        rows.append((place, group))
+    found: list[tuple[int, int]] = []
+    columns: list[tuple[str, list[Statistic | None]]] = [
+        *((metric, [g.targets.get(name) for _, g in rows]) for name in targets),
+        *((metric, []) for _ in range(skipped)),
+        *((metric, [_score(g, name, scores) for _, g in rows]) for name in scores),
+        *((name, [g.others.get(name) for _, g in rows]) for name in others),
+    ]
+    for column, (name, values) in enumerate(columns, start=first):
+        known = [value.mean for value in values if value is not None]
+        if len(known) > 1:
+            lower = any(name in group.lower for _, group in rows)
+            best = min(known) if lower else max(known)
+            found += [
+                (place, column)
+                for (place, _), value in zip(rows, values, strict=True)
+                if value is not None and value.mean == best
+            ]
+    return found
+
+
+def _paired(group: Group, section: Section, against: str | None) -> Paired | None:
+    """A group's main score against that of another row, over the seeds that both have."""
+    other = next((g for g in section.groups if g.name == against), None)
+    if against is None or other is None or other is group or group.main is None:
+        return None
+    mine = group.by_seed.get(group.main, {})
+    theirs = other.by_seed.get(other.main or "", {})
+    seeds = [seed for seed in mine if seed in theirs]
+    return paired(against, [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+
+def _test_cells(test: Paired | None, metric: str) -> list[str]:
+    if test is None:
+        return [NOTHING, NOTHING]
+    scale, digits = (100, 2) if metric == ACCURACY else (1, 4)
+    low, mean, high = (scale * value for value in (test.low, test.difference, test.high))
+    p = "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return [f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]", p]
+
+
+def _csv_rows(section: Section, against: str | None) -> Iterator[dict[str, Any]]:
+    for group in section.groups:
+        row: dict[str, Any] = {
+            "data": section.data,
+            "digest": section.digest,
+            "scored on": "held-out" if section.held_out else "test",
+            "method": group.name,
+            "seeds": " ".join(group.seeds),
+        }
+        scores = {SHORT_NAMES[name]: value for name, value in group.scores.items()}
+        for name, value in {**scores, **group.others, **group.targets}.items():
+            half = value.half_width
+            row |= {name: value.mean, f"{name} deviation": value.spread}
+            row |= {
+                f"{name} low": None if half is None else value.mean - half,
+                f"{name} high": None if half is None else value.mean + half,
+            }
+        if group.reported is not None:
+            printed = {**group.reported.targets}
+            printed |= {SHORT_NAMES[name]: v for name, v in group.reported.scores.items()}
+            row |= {f"{name} reported": value for name, value in printed.items()}
+            row |= {"average reported": printed.get("average", group.reported.average)}
+        row |= {f"bytes {way}": value.mean for way, value in group.bytes_said.items()}
+        row["seconds"] = None if group.seconds is None else group.seconds.mean
+        test = _paired(group, section, against)
+        if test is not None:
+            row |= {f"against {against}": test.difference, "p": test.p}
+        yield row
 
 
 def _by_client_laid_out(section: Section, metric: str) -> Layout:
@@ -267,12 +393,24 @@ def _mark(source: str, sources: list[str]) -> int:
     return sources.index(source) + 1
 
 
-def _explained(section: Section, metric: str) -> list[str]:
+def _explained(
+    section: Section, metric: str, spread: Spread = "deviation", against: str | None = None
+) -> list[str]:
     seeds = f" {_seeds_in_words(section.groups[0])}" if _same_seeds(section) else ""
     unit = _unit(metric)
-    lines = [f"{unit}, mean ± sample standard deviation over seeds{seeds}"]
+    after = {
+        "deviation": "sample standard deviation",
+        "interval": "half of the 95 % confidence interval (Student's t)",
+    }
+    lines = [f"{unit}, mean ± {after[spread]} over seeds{seeds}"]
     if not any(len(group.seeds) > 1 for group in section.groups):
         lines = [f"{unit}, one seed{seeds}"]
+    if against:
+        lines.append(
+            f"against {against}: mean difference over the seeds that both have, its 95 % "
+            "confidence interval, and p of a two-sided paired t-test, not corrected for the "
+            "number of rows"
+        )
     lines.append("bytes of all rounds, each message counted once, however many hear it")
     if section.held_out:
         lines.append(
@@ -382,24 +520,30 @@ def _seeds_in_words(group: Group) -> str:
     return ", ".join(group.seeds)
 
 
-def percent(value: Statistic | None) -> str:
+def percent(value: Statistic | None, spread: Spread = "deviation") -> str:
     """A mean in percent, with its spread where there is one."""
     if value is None:
         return NOTHING
-    mean = f"{100 * value.mean:.2f}"
-    return mean if value.spread is None else f"{mean} ± {100 * value.spread:.2f}"
+    mean, after = f"{100 * value.mean:.2f}", _after(value, spread)
+    return mean if after is None else f"{mean} ± {100 * after:.2f}"
 
 
-def plain(value: Statistic | None) -> str:
+def plain(value: Statistic | None, spread: Spread = "deviation") -> str:
     """A mean of a metric as it is, with its spread where there is one."""
     if value is None:
         return NOTHING
-    return f"{value.mean:.4f}" if value.spread is None else f"{value.mean:.4f} ± {value.spread:.4f}"
+    after = _after(value, spread)
+    return f"{value.mean:.4f}" if after is None else f"{value.mean:.4f} ± {after:.4f}"
 
 
-def _form(metric: str) -> Form:
+def _after(value: Statistic, spread: Spread) -> float | None:
+    """What stands after ±."""
+    return value.half_width if spread == "interval" else value.spread
+
+
+def _form(metric: str, spread: Spread = "deviation") -> Form:
     """How a metric's values are written: accuracies in percent, others as they are."""
-    return percent if metric == ACCURACY else plain
+    return partial(percent if metric == ACCURACY else plain, spread=spread)
 
 
 def _unit(metric: str) -> str:
@@ -410,10 +554,12 @@ def _bytes(amounts: Mapping[str, Statistic], direction: str) -> str:
     return human_bytes(amounts[direction].mean) if direction in amounts else NOTHING
 
 
-def _group_as_dict(group: Group) -> dict[str, Any]:
+def _group_as_dict(group: Group, test: Paired | None) -> dict[str, Any]:
     setting = group.setting
     return {
         "name": group.name,
+        "by_seed": {score: dict(found) for score, found in group.by_seed.items() if found},
+        "paired": None if test is None else asdict(test),
         "method": setting.method,
         "label": setting.label,
         "recipe": json.loads(setting.details),
