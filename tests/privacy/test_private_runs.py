@@ -211,6 +211,14 @@ def test_the_papers_mechanism_runs_warns_and_reports_no_epsilon() -> None:
     assert {row.mechanism for row in log.privacy} == {"batch gradients"}
 
 
+def test_the_papers_mechanism_guards_anchors_alone_and_nothing_where_nothing_is_matched() -> None:
+    paper = replace(BUDGET, mechanism="paper", clip=2.0)
+    _, log = worlds.played(method("desa"), worlds.pictures(), 1, privacy=paper)
+    assert {(row.step, row.mechanism) for row in log.privacy} == {("synthesize", "batch gradients")}
+    with pytest.raises(BadValue, match="FedAvg matches no distributions"):
+        worlds.played(method("fedavg"), worlds.pictures(), 1, privacy=paper)
+
+
 def experiment(rounds: int = 3, **values: Any) -> Experiment:
     private = replace(BUDGET, **values)
     return Experiment(feddm(), worlds.pictures(), rounds=rounds, privacy=private)

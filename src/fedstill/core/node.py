@@ -159,9 +159,14 @@ class Node(Generic[S]):
         return self._records
 
     @property
+    def private(self) -> bool:
+        """Whether anything is promised of the examples: the papers' mechanism promises nothing."""
+        return self.privacy is not None and not self.privacy.paper
+
+    @property
     def records(self) -> Data:
-        """The examples as they are: open, or by the papers' mechanism, which promises nothing."""
-        return self._records if self.privacy is not None and self.privacy.paper else self.data
+        """The examples for steps that no mechanism guards: sealed where they are private."""
+        return self.data if self.private else self._records
 
     def secret(self, purpose: str, *, once: bool = False) -> int:
         """A number for noise that nobody else may know, for one purpose in this step and round.

@@ -38,6 +38,11 @@ def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
         return experiment
     uses = planned(experiment, execution)
     if not privacy.valid:
+        if not any(uses.values()):
+            raise BadValue(
+                f'privacy.mechanism = "paper": {type(experiment.method).__name__} matches no '
+                "distributions, so there is nothing to add the papers' noise to; leave it out"
+            )
         noise = dict.fromkeys(uses, privacy.claimed_sigma)
         return replace(experiment, privacy=replace(privacy, plan=Plan(noise, uses)))
     alike: dict[tuple[tuple[Use, int], ...], float] = {}

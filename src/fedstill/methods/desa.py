@@ -99,7 +99,7 @@ class DeSA(Anchored):
     @at_clients
     async def learn(self, client: Node[Own], inbox: Inbox[Opinions]) -> None:
         """Train on own examples and anchors, leaning on anchors and on the peers' opinions."""
-        if client.privacy is None:
+        if not client.private:
             batches, mechanism = Training(self.draws(client, inbox), None)
         else:
             batches, mechanism = self.private_draws(client, inbox)
@@ -133,7 +133,7 @@ class DeSA(Anchored):
         anchors = client.state.known().together(client.model.shape, client.device)
         teacher, heard = teachers(client, inbox)
         order = client.rng("order")
-        plan = (client.data + anchors).batches(self.batch_size, order, epochs=self.epochs)
+        plan = (client.records + anchors).batches(self.batch_size, order, epochs=self.epochs)
         size = min(self.batch_size, len(anchors))
         distil, lean = (
             stream(len(anchors), size, len(plan), client.rng(purpose)).to(client.device)

@@ -131,7 +131,7 @@ class FedAvg(Method):
 
     def training(self, client: Node[Any], model: Model, start: Weights) -> Training:
         """The batches of a client's round, private samples where its examples are private."""
-        if client.privacy is None:
+        if not client.private:
             return Training(self.batches(client), None)
         return private_training(
             client, model, start, self.batch_size, epochs=self.epochs, steps=self.round_steps,
@@ -144,7 +144,7 @@ class FedAvg(Method):
 
     def plan(self, client: Node[Any]) -> Plan:
         """Which examples are in the batches of a client's round."""
-        return client.data.batches(
+        return client.records.batches(
             self.batch_size, client.rng("order"), epochs=self.epochs, steps=self.round_steps
         )
 

@@ -167,7 +167,7 @@ class FineTuner(Method):
 
     def counted(self, client: Node[Any]) -> Tensor:
         """[class], what a client says of the labels it learnt from: how many it used."""
-        if client.privacy is not None and isinstance(self._base, FedAvg):
+        if client.private and isinstance(self._base, FedAvg):
             return self._base.told_uses(client)
         return used_labels(self._base.plan(client), client.model.classes)
 

@@ -83,8 +83,8 @@ async def class_averages(
     Where they are private, sums of clipped differences from the known table, with noise.
     """
     terms, classes = node.privacy, len(known.rows)
-    if terms is None:
-        return exact_averages(lambda x: look(weights, x), node.data, classes)
+    if terms is None or not node.private:
+        return exact_averages(lambda x: look(weights, x), node.records, classes)
     if not look.model.by_example:
         raise BadValue(f"{look.model.title} answers by the whole batch; use another norm")
     data = node.spend(Use(SUMS))

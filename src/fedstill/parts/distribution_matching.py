@@ -71,7 +71,7 @@ class Matching:
         examples are private, the set is matched to noisy class sums (`parts.released`).
         """
         kind, sgd, terms = model or node.model, SGD(self.lr, self.momentum), node.privacy
-        if terms is not None and not terms.paper:
+        if node.private:
             releasing = Releasing(self, node, start, network, model)
             await releasing.summed()
             images = await minimize(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, seeds
-from fedstill.core.errors import BadValue, SealedData
+from fedstill.core.errors import BadValue
 from fedstill.core.loop import moved_part
 from fedstill.core.release import ClippedGradient, Sampled, Use
 from fedstill.parts.views import Views, drawn_moves, moved, viewed
@@ -65,8 +65,8 @@ def training(
     views: Views = "none",
 ) -> Training:
     """Batches of so many of the node's examples, for some epochs or steps."""
-    if node.privacy is None:
-        plan = node.data.batches(size, node.rng("order"), epochs=epochs, steps=steps)
+    if not node.private:
+        plan = node.records.batches(size, node.rng("order"), epochs=epochs, steps=steps)
         return Training(viewed(plan, views, node), None)
     return private_training(node, model, start, size, epochs=epochs, steps=steps, views=views)
 
@@ -84,10 +84,6 @@ def private_training(
     """Poisson samples of `size` examples on average, as many as there would be batches."""
     terms = node.privacy
     assert terms is not None
-    if terms.paper:
-        raise SealedData(
-            'mechanism = "paper" is of matching; training on records has the valid one alone'
-        )
     if model.couples:
         raise BadValue(
             f"{model.title} normalises by the whole batch, so records that are trained together "
