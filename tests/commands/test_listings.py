@@ -71,7 +71,7 @@ def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
     found = shown("show", name)
     assert found["steps"] and all(step["purpose"] for step in found["steps"])
     said = fedstill("show", name).out
-    table = said[said.index("\nplan") : said.index("\nhyper-parameters")]
+    table = said[said.index("\nplan") : said.index("\noptions")]
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in said
     for step in found["steps"]:
@@ -80,7 +80,7 @@ def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
 
 def test_show_reads_well():
     said = fedstill("show", "feddm").out
-    headings = ["what travels", "what is remembered", "hyper-parameters", "preset=paper:"]
+    headings = ["what travels", "what is remembered", "options", "preset=paper:"]
     facts = ["CVPR 2023", "276,480 up, 320,010 down", "a client that holds 9"]
     assert [words for words in headings + facts if words not in said] == []
     page = fedstill("show", "feddm", "--format", "markdown").out

@@ -214,11 +214,29 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
     print_rows(_remembered(found), form)
     ways = [f"{count:,} {way}" for way, count in found["floats_per_round"].items() if count]
     print(f"floats a round, each speaker once: {', '.join(ways) or 'none'}")
-    print("\nhyper-parameters")
-    values = [{"name": k, "value": str(v)} for k, v in found["hyper_parameters"].items()]
-    print_rows(values, form)
+    print("\noptions")
+    print_rows(option_rows(found["options"]), form)
     for name, changed in found["presets"].items():
         print(f"preset={name}: " + ", ".join(f"{k} = {v}" for k, v in changed.items()))
+
+
+def option_rows(options: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Options as lines of a table; a value that is a method has its name."""
+    return [
+        {
+            "option": option["name"],
+            "value": _named(option["value"]),
+            "may be": option["range"],
+            "meaning": option["meaning"],
+        }
+        for option in options
+    ]
+
+
+def _named(value: Any) -> str:
+    """A value in a word: of a method, the name of its class."""
+    plain = isinstance(value, str | int | float | tuple | type(None))
+    return str(value) if plain else type(value).__name__
 
 
 def _plan(found: Mapping[str, Any]) -> list[Row]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstill.commands.meanings import options_of
 from fedstill.core.data import Data, Pool, Rows
 from fedstill.core.errors import BadValue
 from fedstill.core.method import Method, Step
@@ -116,6 +117,15 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         "paper": inspect.getdoc(inspect.getmodule(type(method))) or "",
         "purpose": (inspect.getdoc(type(method)) or "").split("\n")[0],
         "hyper_parameters": {f.name: getattr(method, f.name) for f in fields(method)},
+        "options": [
+            {
+                "name": option.name,
+                "value": getattr(method, option.name),
+                "range": option.range,
+                "meaning": option.meaning,
+            }
+            for option in options_of(type(method))
+        ],
         "presets": {key: dict(value) for key, value in method.presets.items()},
         "scored": method.scored.value,
         "sends_examples": method.sends_examples,

@@ -41,6 +41,14 @@ Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 
 
+_WORDS: Mapping[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+}
+
+
 def hints(kind: type) -> Mapping[str, Any]:
     """The field types of a dataclass, resolved; once for each class."""
     return _resolved(kind)
@@ -89,8 +97,7 @@ def _type_fault(name: str, value: Any, hint: Any) -> str | None:
         good = isinstance(value, tuple)
     else:
         good = isinstance(value, kind)
-    words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
-    wanted = words.get(kind, getattr(kind, "__name__", str(kind)))
+    wanted = _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
     return None if good else f"{name} = {value!r}: must be {wanted}"
 
 
@@ -99,3 +106,22 @@ def faults(instance: Any) -> list[str]:
     named = hints(type(instance))
     found = (fault(f.name, getattr(instance, f.name), named[f.name]) for f in fields(instance))
     return [line for line in found if line]
+
+
+def in_words(hint: Any) -> str:
+    """What a hinted field may hold, in a few words: `above 0`, `whole, at least 1`, `real, noise`.
+
+    A choice is the list of its words.
+    """
+    if get_origin(hint) is Annotated:
+        base, *marks = get_args(hint)
+        ranges = [str(mark) for mark in marks if isinstance(mark, Range)]
+        kind = "whole, " if base is int else ""
+        return kind + " and ".join(ranges) if ranges else in_words(base)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(in_words(option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    words = {**_WORDS, bool: "true, false", NoneType: "nothing", tuple: "a list"}
+    kind = get_origin(hint) or hint
+    return words.get(kind, getattr(kind, "__name__", str(kind)))

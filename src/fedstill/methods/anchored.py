@@ -106,6 +106,7 @@ class Anchored(Method):
     common_start: bool = True  # all sets grow from one noise, so that they can be averaged
     generator: Untrained = "style"
     generator_width: Count = 32
+    # whose anchors a client uses: the mean of all, every set, its neighbours'
     combination: Literal["average", "union", "neighbour"] = "average"
     mix: Literal["once", "fastmix", "gossip", "flood"] = "once"  # how sets reach all
     mix_steps: Count = 20  # exchanges, unless once

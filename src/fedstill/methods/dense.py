@@ -77,7 +77,7 @@ class Dense(FineTuner):
     }  # fmt: skip
 
     generator_steps: Count = 30
-    distil_steps: Count = 2  # of `stream`
+    distil_steps: Count = 2  # on each batch of a `stream`
     generator_batch: Annotated[int, Range(2)] = 256
     generator_lr: Positive = 1e-3
     generator_width: Annotated[int, Range(2)] = 128
@@ -86,9 +86,10 @@ class Dense(FineTuner):
     distil_momentum: Fraction = 0.9
     distil_decay: NonNegative = 0.0
     temperature: Positive = 20.0
-    fidelity_weight: NonNegative = 1.0
-    statistics_weight: NonNegative = 1.0
+    fidelity_weight: NonNegative = 1.0  # of the clients' certainty about a label
+    statistics_weight: NonNegative = 1.0  # of the distance to the clients' batch norms
     transferability_weight: NonNegative = 1.0
+    # a growing pool of searched images, or a stream of generated ones
     synthesis: Literal["pool", "stream"] = "pool"
     pool: Count = 50  # batches, of which the oldest leave; emptied after every round
     selection: Selection = "disagreement"

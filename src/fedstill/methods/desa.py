@@ -79,11 +79,12 @@ class DeSA(Anchored):
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
-    reg_weight: NonNegative = 1.0  # λ_REG
-    reg_temperature: Positive = 0.07
-    kd_weight: NonNegative = 1.0  # λ_KD
+    reg_weight: NonNegative = 1.0  # λ_REG, of the contrast with the anchors' features
+    reg_temperature: Positive = 0.07  # temperature of that contrast
+    kd_weight: NonNegative = 1.0  # λ_KD, of distillation from the neighbours' mean logits
     temperature: Positive = 20.0
     soft_share: Share = 0.9  # of the divergence; the rest is cross-entropy with the labels
+    # the divergence is a mean over all elements, or over rows
     kd_mean: Literal["elements", "rows"] = "elements"
 
     def each_round(self) -> Sequence[Step]:

@@ -55,10 +55,11 @@ class DFRD(FineTuner):
         "small": SMALL,
     }  # fmt: skip
 
-    transferability_weight: NonNegative = 1.0  # β_tran
+    # β_tran
+    transferability_weight: NonNegative = 1.0
     diversity_weight: NonNegative = 1.0  # β_div
-    average_decay: Share = 0.5  # λ
-    average_weight: NonNegative = 0.5  # α
+    average_decay: Share = 0.5  # λ, of the generator's running average
+    average_weight: NonNegative = 0.5  # α, of images by that average in distillation
     merge: Merge = "mul"
     selection: Selection = "wrong_student"
     detached: bool = False  # transferability as in the released code

@@ -74,18 +74,18 @@ class DynaFed(FedAvg):
         },
     }  # fmt: skip
 
-    path_rounds: Count = 25
+    path_rounds: Count = 25  # rounds of plain averaging before the path is distilled
     per_class: Count = 15
-    synthesis_steps: Count = 3000
-    image_lr: Positive = 0.05
-    label_lr: Positive = 0.01
-    rate_lr: Positive = 1e-5
-    first_rate: Positive = 0.04
+    synthesis_steps: Count = 3000  # steps in which the set is fitted to the path
+    image_lr: Positive = 0.05  # learning rate of the images
+    label_lr: Positive = 0.01  # learning rate of the soft labels
+    rate_lr: Positive = 1e-5  # learning rate of the learnt step size
+    first_rate: Positive = 0.04  # the step size before it is learnt
     rule: Literal["sgd", "adam"] = "sgd"  # of the clients
     expert_steps: Count = 3  # s, rounds between start and target
     least_averaged: Whole = 0  # weights after a start, drawn anew for each target; 0: the last
-    latest_start: Count = 50
-    inner_steps: Count = 20
+    latest_start: Count = 50  # the last round of the path that may be a start
+    inner_steps: Count = 20  # steps on the set from a start towards its target
     tune_epochs: Whole = 20  # none leaves FedAvg
     tune_lr: Positive = 1e-4
     tune_batch: Count = 256

@@ -79,11 +79,11 @@ class FCCL(Method):
     weight_decay: NonNegative = 1e-5
     inter_weight: NonNegative = 1.0  # of the network at the end of the last round
     intra_weight: NonNegative = 1.0  # of the network trained before the first round
-    pretrain_epochs: Whole = 50
-    public_lr: Positive = 1e-3
-    public_batch: Count = 256
+    pretrain_epochs: Whole = 50  # on the own examples, before the first round
+    public_lr: Positive = 1e-3  # learning rate on public images
+    public_batch: Count = 256  # public images in a step
     public_epochs: Whole = 1  # none leaves the clients alone
-    off_diagonal: NonNegative = 0.0051  # λ
+    off_diagonal: NonNegative = 0.0051  # λ, weight of correlations between different classes
 
     def before(self) -> Sequence[Step]:
         return [self.pretrain]

@@ -97,7 +97,7 @@ class FedDM(Method):
     pixel_lr: Positive = 0.1
     pixel_momentum: Fraction = 0.5
     real_batch: Count = 256
-    radius: Positive = 5.0
+    radius: Positive = 5.0  # of the ball around the weights in which sets are made and used
     start: Literal["real", "noise"] = "real"
     keep: bool = False  # from its second round on, a client starts from the set it made last
     outputs: Literal["both", "features", "logits"] = "both"

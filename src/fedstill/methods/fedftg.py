@@ -65,7 +65,7 @@ class FedFTG(FineTuner):
     distil_lr: Positive = 0.1
     distil_decay: NonNegative = 0.0
     rate_decay: Share = 0.998  # of both rates, each round
-    discrepancy_weight: NonNegative = 1.0
+    discrepancy_weight: NonNegative = 1.0  # of images on which clients and server disagree
     diversity_weight: NonNegative = 1.0
     form: Literal["released", "compared"] = "released"  # the temperature is of the second
     one_by_one: bool = False  # a generator's step is one for each client, as in the released code

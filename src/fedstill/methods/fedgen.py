@@ -95,9 +95,9 @@ class FedGen(FedAvg):
         },
     }  # fmt: skip
 
-    alpha: NonNegative = 10.0
-    beta: NonNegative = 10.0
-    decay: Share = 0.98
+    alpha: NonNegative = 10.0  # weight of generated features with labels of their own
+    beta: NonNegative = 10.0  # weight of the pull towards generated features of a batch's labels
+    decay: Share = 0.98  # of both weights and the generator's rate, each round
     guided_epochs: Whole = 20  # local epochs, from the first, in which both terms count
     free_batch: Count = 32  # generated features with labels of their own
     bottleneck: Whole = 0  # 0: the network's own features

@@ -66,8 +66,8 @@ class FedHe(Local):
         "small": {"lr": 0.1, "batch_size": 8},
     }
 
-    alpha: NonNegative = 0.5
-    rule: Literal["sgd", "adam"] = "sgd"
+    alpha: NonNegative = 0.5  # weight of the distance to the mean logits of a class
+    rule: Literal["sgd", "adam"] = "sgd"  # the optimiser of local training
 
     def faults(self) -> Sequence[str]:
         if self.momentum and self.rule == "adam":

@@ -114,21 +114,23 @@ class FedLGD(Virtual):
         },
     }  # fmt: skip
 
-    global_per_class: Count = 10
+    global_per_class: Count = 10  # images of each class in the global set
     global_start: Literal["noise", "averaged_statistics"] = "noise"  # the latter shows statistics
-    local_steps: Count = 100
-    global_steps: Count = 500
+    local_steps: Count = 100  # steps in which a virtual set is refined
+    global_steps: Count = 500  # steps in which the global set is refined
     global_lr: Positive = 1.0  # of the global set's pixels
-    refine_every: Whole = 5  # 0: never
-    refine_until: Whole = 50  # the last t
+    refine_every: Whole = 5  # rounds between refinements; 0: never
+    refine_until: Whole = 50  # the last t of a refinement
+    # what draws features towards those of the global set
     regulariser: Literal["contrastive", "mmd", "none"] = "contrastive"
-    weight: NonNegative = 10.0  # λ
+    weight: NonNegative = 10.0  # λ, of the regulariser
     temperature: Positive = 0.07
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
+    # plain steps, FedProx's term, or SCAFFOLD's controls
     local_update: Literal["plain", "fedprox", "scaffold"] = "plain"
-    mu: NonNegative = 0.01
+    mu: NonNegative = 0.01  # weight of FedProx's term, if local_update has it
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return without_second_derivative(server)

@@ -79,8 +79,9 @@ class FedProto(Local):
     }
 
     momentum: Fraction = 0.5
-    pull: NonNegative = 1.0  # λ
+    pull: NonNegative = 1.0  # λ, weight of the distance to the global prototypes
     weighting: Literal["uniform", "examples"] = "uniform"
+    # answers by the head, or by the nearest prototype
     inference: Literal["head", "prototype"] = "head"
     feature_width: Count = 512  # where clients' own widths differ
     joining: heads.Joining = "linear"  # to that width: by a layer, or as means of stretches

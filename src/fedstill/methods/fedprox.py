@@ -19,7 +19,7 @@ from fedstill.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """The local loss gains mu/2 · ||w - w_global||² over all trainable parameters."""
 
-    mu: NonNegative = 0.01
+    mu: NonNegative = 0.01  # weight of the term that holds clients near the global weights
 
     def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
         task = super().objective(model, weights, batch, start)

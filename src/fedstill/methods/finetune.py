@@ -85,8 +85,8 @@ class FineTuner(Method):
     uses_statistics: ClassVar[bool] = False  # losses look at the clients' batch norms
     aggregate: ClassVar[Any]
 
-    base: Method = FEDAVG
-    role: Role = "fine_tune"
+    base: Method = FEDAVG  # the averaging method whose result is taught, a table of its own
+    role: Role = "fine_tune"  # teach the base's mean, or clients that go on alone
     iterations: Whole = 10  # turns of teaching in each round; none leaves the base
     generator_steps: Count = 5
     distil_steps: Count = 2

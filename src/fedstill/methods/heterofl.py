@@ -71,8 +71,9 @@ class HeteroFL(FedAvg):
         "small": {"lr": 0.1, "batch_size": 8, "rho": 2},  # widths 1, 1/2, 1/4 for three clients
     }  # fmt: skip
 
-    rho: Whole = 5
-    sigma: Whole = 4
+    rho: Whole = 5  # ρ, how fast budgets fall from client to client; 0: all are whole
+    sigma: Whole = 4  # σ, the narrowest budget is (1/2)^σ
+    # share of each hidden layer for each client, in place of ρ and σ
     budgets: tuple[float, ...] = ()
     weighting: Literal["examples", "uniform", "width"] = "examples"  # type: ignore[assignment]
     scaler: bool = True  # divide what a narrow layer makes by its rate, in training

@@ -41,6 +41,7 @@ class Virtual(Method):
     distils: ClassVar[bool] = True
 
     per_class: Count = 10
+    # steps in which the clients' virtual sets are matched before the first round
     warm_up_steps: Count = 10_000
     warm_up_network: MatchingNetwork = "own"  # "convnet": whatever the client trains
     start: Start = "statistics"

@@ -1,0 +1,110 @@
+"""The documentation: the site builds without a warning, every link lives, marked blocks run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstill.commands.cli import app
+from fedstill.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(
+    r"^<!-- (?P<mark>runs|file (?P<file>\S+)) -->\n```(?P<kind>\w+)\n(?P<text>.*?)^```", re.M | re.S
+)
+PAGES = sorted(
+    path for path in (ROOT / "docs").rglob("*.md") if "<!-- runs -->" in path.read_text("utf-8")
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_marked_as_runnable_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        if block["file"]:
+            Path(block["file"]).write_text(block["text"], encoding="utf-8")
+        elif block["kind"] == "python":
+            exec(compile(block["text"], str(page), "exec"), names)
+        else:
+            for line in block["text"].splitlines():
+                program, *words = shlex.split(line)
+                assert program == "fedstill"
+                result = CliRunner().invoke(app, words)
+                assert result.exit_code == 0, f"{line}: {result.output}"
+
+
+class Links(HTMLParser):
+    """Where a page leads to, what it loads, and what can be pointed at in it."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.targets: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.anchors |= {value for name in ("id", "name") if (value := found.get(name))}
+        if tag == "a" and found.get("href"):
+            self.targets.append(str(found["href"]))
+        if tag in ("script", "img", "link") and (found.get("src") or found.get("href")):
+            self.loaded.append(str(found.get("src") or found.get("href")))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material")
+    place = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(place)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=900,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"^(WARNING|ERROR)", done.stderr, re.M), done.stderr
+    return place
+
+
+def test_every_link_of_the_site_lives_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    assert len(pages) > 40
+    dead = []
+    for path, links in pages.items():
+        if path.name == "404.html":
+            continue
+        assert not [url for url in links.loaded if url.startswith(("http:", "https:", "//"))], path
+        for url in links.targets:
+            if re.match(r"[a-z]+:", url):
+                continue
+            place, _, anchor = unquote(url).partition("#")
+            target = (path.parent / place).resolve() if place else path
+            target = target / "index.html" if target.is_dir() else target
+            known = pages[target].anchors if target in pages else set()
+            if not target.exists() or (anchor and target in pages and anchor not in known):
+                dead.append(f"{path.relative_to(site)}: {url}")
+    assert dead == []
+
+
+def test_the_site_tells_of_every_method_its_options_steps_and_recipes(site: Path) -> None:
+    for name, kind in METHODS.items():
+        text = (site / "methods" / f"{name}.html").read_text(encoding="utf-8")
+        names = [field.name for field in fields(kind)]
+        assert all(heading in text for heading in (">Options<", ">Its steps<")), name
+        assert all(f"<code>{field}</code>" in text for field in names), name
+    assert "FedDM" in (site / "api.html").read_text(encoding="utf-8")
+    assert "stackable" in (site / "glossary.html").read_text(encoding="utf-8")
