@@ -8,6 +8,7 @@ Poisson sample. Both take their noise as an argument, drawn beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedstill.core import precision, trees
-from fedstill.core.mechanism import Gradient, LossOn, per_example
+from fedstill.core.convolutions import as_products
+from fedstill.core.mechanism import Gradient, LossOn, Scored, per_example
 from fedstill.core.records import NodeId, Weights
 
 
@@ -118,33 +120,33 @@ class ClippedGradient:
         """The noisy mean of clipped gradients; zero in place of a loss; no statistics."""
         total = [*trees.tensors(batch.noise)]
 
-        def loss_of(examples: Any) -> Any:
+        def loss_of(examples: Any) -> Scored:
             joined = self.joined
             return loss_on(examples if joined is None else joined(examples, batch.beside))
 
         size = batch.share.shape[0]
-        for begin in range(0, size, self.chunk):
-            end = min(size, begin + self.chunk)
-            examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
-            with precision.without_half():  # whose kernels are for stacks of networks
-                grads, _ = per_example(loss_of, value, examples)
-            leaves = trees.tensors(grads)
-            kept = batch.share[begin:end] * shortening(leaves, self.clip)
-            for place, leaf in enumerate(leaves):
-                finite = torch.where(torch.isfinite(leaf), leaf, 0.0)
-                each = kept.to(leaf).reshape(-1, *[1] * (leaf.dim() - 1))
-                # A matrix product could be rounded on a GPU; a sum of products is not.
-                total[place] = total[place] + (each * finite).sum(0)
+        with precision.without_half():  # whose kernels are for stacks of networks
+            for begin in range(0, size, self.chunk):
+                end = min(size, begin + self.chunk)
+                examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
+                with as_products() if batch.share.is_cuda else nullcontext():
+                    grads, _ = per_example(loss_of, value, examples)
+                leaves = [leaf.flatten(1) for leaf in trees.tensors(grads)]
+                factor = shortening(leaves, self.clip)
+                kept = (batch.share[begin:end] * factor).to(leaves[0])
+                for place, leaf in enumerate(leaves):
+                    finite = torch.where((factor > 0).unsqueeze(1), leaf, 0.0)
+                    total[place] = total[place] + (kept @ finite).view(total[place].shape)
         return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
 
 
 def shortening(gradients: list[Tensor], clip: float) -> Tensor:
     """[example], by what each gradient is multiplied to be no longer than `clip`; 0 if not finite.
 
-    A gradient is the leaves [example, ...] together.
+    A gradient is the leaves [example, number] together.
     """
-    parts = [leaf.flatten(1).square().sum(1, dtype=torch.float64) for leaf in gradients]
-    squares = torch.stack(parts).sum(0)
+    parts = [torch.linalg.vector_norm(leaf, dim=1, dtype=torch.float64) for leaf in gradients]
+    squares = torch.stack(parts).square().sum(0)
     fine = torch.isfinite(squares)
     length = torch.where(fine, squares, 1.0).sqrt()
     return torch.where(fine, clip / length.clamp(min=clip), 0.0)

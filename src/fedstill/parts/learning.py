@@ -136,10 +136,10 @@ def _noise(like: Weights, seed: int, step: int, deviation: float) -> Weights:
     moving = moved_part(like)
     device = next(iter(moving.values())).device
     rng = seeds.generator(seed, step, device=device)
-    return {
-        name: deviation * torch.randn(tensor.shape, generator=rng, device=device)
-        for name, tensor in moving.items()
-    }
+    sizes = [tensor.numel() for tensor in moving.values()]
+    flat = deviation * torch.randn(sum(sizes), generator=rng, device=device)
+    parts = zip(moving.items(), torch.split_with_sizes(flat, sizes), strict=True)
+    return {name: part.view(tensor.shape) for (name, tensor), part in parts}
 
 
 def _rounded(number: float) -> int:

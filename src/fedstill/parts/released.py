@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SUMS = "class sums"
 PAPER = "batch gradients"
 NUMBERS = 2**23  # outputs that are looked at together
-AT_A_TIME = 256  # records of a class
+AT_A_TIME = {"cpu": 256, "cuda": 512}  # records of a class
 
 
 class Aim(NamedTuple):
@@ -173,11 +173,11 @@ class Releasing:
         data = node.spend(Use(SUMS, terms.releases))
         self.secret = node.secret(SUMS)
         sizes, clips = self.blocks
-        width = sum(sizes)
+        width, device = sum(sizes), "cuda" if node.device.type == "cuda" else "cpu"
         carry = torch.zeros(
             terms.releases, len(classes), width, dtype=torch.float64, device=node.device
         )
-        batches = self.chunks(data, max(16, min(AT_A_TIME, NUMBERS // width)))
+        batches = self.chunks(data, max(16, min(AT_A_TIME[device], NUMBERS // width)))
         body = Summing(self.matching, self.model, sizes, clips)
         self.sums = await Loop(body, carry, {}, batches)
 
