@@ -50,6 +50,18 @@ def test_client_models_have_three_averages():
     assert "average_accuracy" not in summary
 
 
+def test_local_accuracy_by_examples_weighs_clients_and_has_a_best_round():
+    log = client_log()
+    for node, value in (("a", 0.3), ("b", 0.8), ("c", 0.7)):
+        score(log, 2, node, {node: value})
+    summary = summarise(log.rows(), examples={"a": 6, "b": 1, "c": 1})
+    assert summary["local_accuracy_by_examples"] == pytest.approx((6 * 0.3 + 0.8 + 0.7) / 8)
+    assert summary["best_local_accuracy_by_examples"] == pytest.approx((6 * 0.9 + 0.8 + 0.7) / 8)
+    assert summary["best_local_accuracy_by_examples_round"] == 1
+    assert "local_accuracy_by_examples" not in summarise(log.rows())
+    assert "local_accuracy_by_examples" not in summarise(server_log().rows(), examples={"a": 1})
+
+
 def test_the_matrix_has_own_test_sets_on_its_diagonal_whatever_the_order_of_writing():
     log = MemoryLog()
     for node in reversed(CLIENTS):

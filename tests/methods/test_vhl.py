@@ -140,6 +140,15 @@ def test_all_clients_have_the_same_virtual_set_however_it_is_shared(generator: A
         assert torch.equal(reached, weights_of(sent)[name])
 
 
+def test_images_of_a_class_differ_more_with_a_larger_deviation() -> None:
+    spreads = []
+    for deviation in (0.01, 1.0):
+        method = VHL(**SMALL, generator="conv_decoder", sharing="images", deviation=deviation)
+        engine, _ = played(method, pictures(), rounds=0)
+        spreads.append(engine.states["c0"].images.std(1).mean().item())  # over images of a class
+    assert spreads[0] < spreads[1] / 2
+
+
 def test_another_seed_of_the_run_makes_another_virtual_set() -> None:
     one, _ = played(VHL(**SMALL, sharing="images"), pictures(), rounds=0, seed=1)
     other, _ = played(VHL(**SMALL, sharing="images"), pictures(), rounds=0, seed=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ def summarise(
     lower_is_better: Collection[str] = ("loss",),
     held_out: int = 0,
     counts: Collection[str] = ("confusion",),
+    examples: Mapping[str, int] | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """A run in one table: last and best scores, traffic, time, and other facts as given.
 
     Accuracies stand at the top; `metrics` holds, by name, the same of every other metric but of
     `counts`, which have no mean. With `held_out` the scores are those on so many training
-    examples, and the summary says so.
+    examples, and the summary says so. With `examples`, the training examples of each client, the
+    accuracy of clients' models on their own test sets is also averaged by them.
 
     Round 0 is what happens before the first round; without `rounds`, the last round of any row
     counts. Without `seconds`, the rows named `seconds` are added up, so that a resumed run counts
@@ -53,6 +55,7 @@ def summarise(
         **facts,
         **scored,
         **_scores(rows, "accuracy"),
+        **by_examples(evaluated(rows.metrics, "accuracy"), examples or {}),
         "metrics": {
             name: {
                 **_without_accuracy(_scores(rows, name, _among(name, lower_is_better))),
@@ -158,6 +161,25 @@ def client_scores(scores: dict[int, Scores], lower_is_better: bool = False) -> d
         "best_averaged_global_accuracy_round": best,
         "best_averaged_global_accuracy_note": CHOSEN_ON_TEST_DATA,
         **_matrix(by_round[last]),
+    }
+
+
+def by_examples(scores: dict[int, Scores], examples: Mapping[str, int]) -> dict[str, Any]:
+    """Clients' models on their own test sets, averaged by examples: last round and best round."""
+    curve: dict[int, float] = {}
+    for round, by_node in scores.items():
+        own = {node: by_node[node][node] for node in examples if node in by_node.get(node, ())}
+        total = sum(examples[node] for node in own)
+        if total and len(own) == len(examples):
+            curve[round] = math.fsum(examples[node] * own[node] for node in own) / total
+    if not curve:
+        return {}
+    best = _best(curve, lower_is_better=False)
+    return {
+        "local_accuracy_by_examples": curve[max(curve)],
+        "best_local_accuracy_by_examples": curve[best],
+        "best_local_accuracy_by_examples_round": best,
+        "best_local_accuracy_by_examples_note": CHOSEN_ON_TEST_DATA,
     }
 
 

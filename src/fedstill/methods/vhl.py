@@ -74,6 +74,7 @@ class VHL(FedAvg):
     keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "desa": {"labels": "same", "per_class": 50, "weighting": "uniform"},
+        "released": {"deviation": 0.3},  # of its launch files; the code's own default is 0.1
         "small": {
             "lr": 0.1, "batch_size": 8, "per_class": 3, "virtual_batch": 6, "generator_width": 4,
         },
@@ -90,6 +91,7 @@ class VHL(FedAvg):
     virtual_batch: Count = 128  # virtual images in a step
     generator: Untrained = "style"
     generator_width: Count = 32
+    deviation: Positive = 0.1  # of latents around the mean of their class
     sharing: Literal["seed", "images"] = "seed"  # whether the server sends a seed or the images
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
@@ -176,7 +178,8 @@ class VHL(FedAvg):
     def made(self, node: Node[Any], seed: int) -> Tensor:
         """[class, image, ...], the virtual set of a seed; made once, whoever asks."""
         kind = UNTRAINED[self.generator]
-        generator = kind(node.model.shape, node.model.classes, width=self.generator_width)
+        generator = kind(node.model.shape, node.model.classes, width=self.generator_width,
+                         within=self.deviation)  # fmt: skip
         return untrained_set(generator, seed, self.per_class, node.device).images
 
     def network(self, model: Model) -> Model:

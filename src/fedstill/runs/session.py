@@ -225,6 +225,7 @@ class Session:
     def summary(self, rows: Rows) -> dict[str, Any]:
         """A run in one table."""
         population = self.experiment.population
+        data = None if self.privacy is not None else population.data  # its sizes may be private
         facts: dict[str, Any] = {}
         if self.privacy is not None:
             facts["privacy"] = summary_of(self.privacy, rows.privacy)
@@ -242,6 +243,7 @@ class Session:
             engine=self.engine.name,
             device=str(self.device),
             networks=named_networks(population.models),
+            examples={} if data is None else {site.name: len(site) for site in data.sites},
             **facts,
         )
 
