@@ -13,6 +13,7 @@ import torch
 
 from fedstill.core import SERVER, Data, Model, NodeId
 from fedstill.core.errors import BadValue
+from fedstill.data.doors import split
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Iid
 from fedstill.data.sites import Examples as Images
@@ -236,3 +237,15 @@ def test_data_are_moved_to_a_device_once_and_shared_there() -> None:
     assert twin.party(twin.clients[0]).data.device == torch.device("meta")
     assert len(twin.party(twin.clients[0]).data) == 2
     assert twin.party(twin.clients[0]).test is one.test
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_given_numbers_of_any_precision_normalise_in_single_precision(kind: type):
+    inputs = np.full((4, 1, 2, 2), 255 if kind is np.uint8 else 1.0, dtype=kind)
+    data = split(
+        inputs, [0, 1, 0, 1], test=(inputs, [0, 1, 0, 1]), normalise=(np.float64(0.5), 0.2)
+    )
+    people = populations.Population(data, MLP((1, 2, 2), 2))
+    x = people.on("cpu").party(data.sites[0].name).data.take(torch.arange(4)).x
+    assert x.dtype == torch.float32
+    assert torch.allclose(x, torch.tensor(2.5))  # (1 - 0.5) / 0.2

@@ -243,7 +243,7 @@ def _normalisation(wish: Normalise, inputs: Inputs) -> tuple[Statistics | None, 
     if not isinstance(wish, (tuple, list)) or len(wish) != 2:
         raise DataError(f"normalise must be 'auto', None or a pair (mean, std), but is {wish!r}")
     mean, std = (
-        matching_statistics(tuple(np.atleast_1d(as_array("normalise", value)).astype(float)), n)
+        matching_statistics(tuple(np.ravel(as_array("normalise", value)).astype(float).tolist()), n)
         for value, n in ((wish[0], inputs.shape[1]), (wish[1], inputs.shape[1]))
     )
     return mean, std

@@ -203,7 +203,8 @@ class Population:
         """A number for each channel, or each feature, as it goes with inputs of so many axes."""
         if values is None:
             return None
-        return torch.tensor(values, device=self.device).reshape(-1, *[1] * (axes - 2))
+        found = torch.tensor(values, dtype=torch.float32, device=self.device)
+        return found.reshape(-1, *[1] * (axes - 2))
 
     def _key(self, examples: Examples, site: Site) -> Key:
         return str(self.device), id(examples), site.mean, site.std
