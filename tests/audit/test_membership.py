@@ -21,13 +21,15 @@ from fedstill.audit.membership import (
     membership,
 )
 from fedstill.audit.result import Finding, Result
-from fedstill.audit.shadows import Shadowing, read, shadow
+from fedstill.audit.shadows import Shadowing, read, shadow, with_noise
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.engines.execution import Execution
+from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.methods import METHODS
 from fedstill.models import ConvNet
+from fedstill.privacy.privacy import Privacy
 
 CPU = Execution(device="cpu", engine="in_process")
 
@@ -174,3 +176,20 @@ def test_a_ledger_is_refuted_by_a_bound_above_it_and_controls_are_left_out() -> 
     made = Finding("noiseless", "sums", ONLINE, control=True, epsilon_at_least=5.0,
                    epsilon_ledger=1.0, caught=True)  # fmt: skip
     assert Result("canaries", [above, below, made]).refuted == [above]
+
+
+def test_private_shadows_share_their_noise_and_stay_below_the_ledger(tmp_path: Path) -> None:
+    kind = METHODS["feddm"]
+    values = {**kind.presets["small"], "start": "noise", "steps": 2, "server_epochs": 1}
+    private = Experiment(
+        kind(**values), population(60), rounds=1, privacy=Privacy(epsilon=10.0, releases=2)
+    )
+    plan = asked(shadows=4, together=4)
+    first = calibrated(shadow(private, plan, 0), CPU)
+    made = with_noise([shadow(private, plan, number) for number in (1, 2)], first, CPU)
+    assert all(one.privacy.plan.noise == first.privacy.plan.noise for one in made)
+    subject = Subject("feddm", private, epsilon=10.0)
+    result = membership([subject], CPU, plan, tmp_path)
+    assert {found.epsilon_ledger for found in result.findings} == {10.0}
+    assert not result.refuted
+    assert "set: nearest image" in {found.view for found in result.findings}

@@ -17,7 +17,14 @@ import numpy as np
 
 from fedstill.audit import lira
 from fedstill.audit.result import Finding, Result
-from fedstill.audit.shadows import Floats, Inside, Said, Shadowing, shadowed
+from fedstill.audit.shadows import (
+    Floats,
+    Inside,
+    Said,
+    Shadowing,
+    check_clients,
+    shadowed,
+)
 from fedstill.audit.statistics import CONFIDENCE, curve, one_run
 from fedstill.audit.views import TRAINED
 from fedstill.core import ranges
@@ -144,6 +151,8 @@ def membership(
     guessing = guessing or Guessing()
     settings = {**asdict(asked), **asdict(guessing), "confidence": CONFIDENCE}
     labels = [subject.label for subject in subjects]
+    for subject in subjects:  # what can be refused is refused before the folder is taken
+        check_clients(subject.experiment.population, asked.clients)
     begin(folder, {"settings": settings, "subjects": labels, "digests": dict(digests or {})})
     findings: list[Finding] = []
     for place, subject in enumerate(subjects):

@@ -26,10 +26,12 @@ from fedstill.core.records import NodeId
 from fedstill.core.seeds import draw, generator
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.together import Together
+from fedstill.federation.budget import calibrated, planned
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.federation.run import Progress, rounds_of, run_together
 from fedstill.logbook.writer import MemoryLog
+from fedstill.privacy.privacy import Plan
 
 Inside = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -95,7 +97,6 @@ def shadowed(
     """What all shadows of an experiment said; those of files in the folder are not played."""
     device = execution.torch_device
     located = replace(experiment, population=experiment.population.on(device))
-    check_clients(located.population, asked.clients)
     known = [_records(located, client, asked) for client in asked.clients]
     found = []
     for first in range(0, asked.shadows, asked.together):
@@ -136,6 +137,23 @@ def shadow(experiment: Experiment, asked: Shadowing, number: int) -> Experiment:
     return replace(experiment, population=population.learning_from(data), seed=seed)
 
 
+def with_noise(
+    made: Sequence[Experiment], first: Experiment, execution: Execution
+) -> list[Experiment]:
+    """Private shadows with the noise of the first one: halves are alike, and so is what they need.
+
+    Each has its own plan, so that its ledger finds what it does planned.
+    """
+    privacy = first.privacy
+    if privacy is None or privacy.plan is None:
+        return list(made)
+    noise = privacy.plan.noise
+    return [
+        replace(each, privacy=replace(privacy, plan=Plan(noise, planned(each, execution))))
+        for each in made
+    ]
+
+
 def _played(
     experiment: Experiment,
     execution: Execution,
@@ -145,6 +163,8 @@ def _played(
     watch: Watch,
 ) -> Said:
     made = [shadow(experiment, asked, number) for number in numbers]
+    if experiment.privacy is not None:
+        made = with_noise(made, calibrated(shadow(experiment, asked, 0), execution), execution)
     together = Together(made, execution)
     listeners = [Listener(known) for _ in made]
 

@@ -22,6 +22,7 @@ from fedstill.commands.progress import work_bar
 
 if TYPE_CHECKING:
     from fedstill.audit.result import Result
+    from fedstill.federation.experiment import Experiment
     from fedstill.recipe.tables import Recipe
 
 app = typer.Typer(
@@ -95,7 +96,7 @@ def membership(
     subjects = [
         *made,
         *(
-            attack.Subject(each.label, experiment)
+            attack.Subject(each.label, experiment, epsilon=promised(experiment))
             for each, experiment in zip(recipes, experiments, strict=True)
         ),
     ]
@@ -111,6 +112,93 @@ def membership(
             guessing=attack.Guessing(delta=delta), digests=digests, notes=notes, watch=watch,
         )  # fmt: skip
     _tell(result, folder, form)
+
+
+@app.command()
+def mechanism(
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="A budget to audit at; may be repeated.  [default: 1, 4 and 10]"),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Of the budgets.")] = 1e-5,
+    trials: Annotated[
+        int, typer.Option(help="Trials at a budget; below 4 there are more.", min=1000)
+    ] = 40_000,
+    seed: Annotated[int, typer.Option(help="Of all draws.", min=0)] = 0,
+    out: Out = None,
+    quiet: Quiet = False,
+    form: Listing = Form.table,
+) -> None:
+    """Play the privacy mechanisms' own code many thousand times, with and without one record.
+
+    What is shown lies just below the ledger's epsilon where the code is right. A copy with a tenth
+    of the noise must be caught.
+    """
+    from fedstill.audit import mechanism as attack
+
+    asked = attack.Trials(tuple(epsilon or (1.0, 4.0, 10.0)), delta, trials, seed)
+    folder = out or Path("runs") / "audit-mechanism"
+    with work_bar(quiet) as watch:
+        result = attack.mechanism(asked, folder, watch=watch)
+    _tell(result, folder, form)
+
+
+@app.command()
+def canaries(
+    recipe: Recipes,
+    overrides: Overrides = None,
+    client: Annotated[
+        str | None, typer.Option(help="At whom canaries are planted.  [default: the first]")
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option("--canaries", help="How many.  [default: 1000, or half of the records]"),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Of the lower bound of epsilon.")] = 1e-5,
+    only: Only = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    quiet: Quiet = False,
+    form: Listing = Form.table,
+) -> None:
+    """Plant canaries in one run of a recipe, or of a run's recipe, and guess which were there.
+
+    A private run is also played without noise, which must be caught.
+    """
+    from fedstill.audit import canaries as attack
+    from fedstill.audit.membership import Controls, Subject, controls
+    from fedstill.recipe.build import execution_of, experiment_of
+
+    recipes = _recipes(recipe, overrides, data_dir, quick, only)
+    execution = execution_of(recipes[0])
+    experiments = [experiment_of(each) for each in recipes]
+    population = experiments[0].population
+    whose = client or population.clients[0]
+    if number is None:
+        known = whose in population.clients
+        number = min(1000, len(population.party(whose).data) // 2) if known else 1000
+    asked = attack.Canaries(whose, number, delta=delta, seed=recipes[0].run.seed)
+    private = any(experiment.privacy is not None for experiment in experiments)
+    made, notes = ([], []) if private else controls(experiments[0], Controls(), [whose])
+    subjects = [
+        *made,
+        *(
+            Subject(each.label, experiment, epsilon=promised(experiment))
+            for each, experiment in zip(recipes, experiments, strict=True)
+        ),
+    ]
+    folder = out or Path("runs") / f"{recipes[0].run.name}-canaries"
+    networks = {network for experiment in experiments for network in experiment.networks}
+    with execution.applied(networks), work_bar(quiet) as watch:
+        result = attack.canaries(subjects, execution, asked, folder, notes=notes, watch=watch)
+    _tell(result, folder, form)
+
+
+def promised(experiment: Experiment) -> float | None:
+    """The epsilon that an experiment's ledger keeps to; None where it promises nothing."""
+    privacy = experiment.privacy
+    return privacy.epsilon if privacy is not None and privacy.valid else None
 
 
 def _recipes(
@@ -167,7 +255,7 @@ def _tell(result: Result, folder: Path, form: Form) -> None:
     for subject in result.missed:
         typer.echo(
             f"NOT CAUGHT: {subject}: an attack that misses this says nothing of the others; try "
-            "more shadows or records, or more epochs of the control",
+            "more shadows, records or canaries, or more epochs of the control",
             err=True,
         )
     if result.missed or result.refuted:
