@@ -264,6 +264,24 @@ def test_another_budget_or_more_rounds_do_not_go_on(tmp_path: Path) -> None:
         fedstill.run(experiment(3), execution=cpu, folder=folder, resume=True)
 
 
+def test_many_clients_of_many_sizes_share_noise_found_for_a_slightly_higher_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    def noise(uses: Sequence[Use], epsilon: float, delta: float) -> float:
+        asked.append(uses[0].rate)
+        return 1.0
+
+    monkeypatch.setattr("fedstill.federation.budget.noise_for", noise)
+    world = worlds.vectors(sizes=range(100, 130))
+    chosen = Experiment(method("fedavg", batch_size=20), world, rounds=1, privacy=BUDGET)
+    found = calibrated(chosen, Execution(device="cpu")).privacy
+    assert found is not None and found.plan is not None and len(found.plan.noise) == 30
+    assert len(asked) <= 16  # rates from 20/129 to 20/100 in steps of two hundredths: 14
+    assert all(any(rate <= one <= 1.02 * rate for one in asked) for rate in (20 / 100, 20 / 129))
+
+
 def test_a_site_finds_the_noise_of_its_own_client_without_seeing_others() -> None:
     world = worlds.pictures()
     whole = calibrated(experiment(), Execution(device="cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf, log
 
 import torch
 
@@ -23,6 +23,8 @@ from fedstill.federation.run import rehearsed
 from fedstill.privacy.ledger import calibrated as noise_for
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Plan
+
+MOST_KINDS = 20  # of clients by their uses, for each of which the noise is found exactly
 
 
 def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
@@ -47,8 +49,9 @@ def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
         return replace(experiment, privacy=replace(privacy, plan=Plan(noise, uses)))
     alike: dict[tuple[tuple[Use, int], ...], float] = {}
     found: dict[NodeId, float] = {}
+    rounded = len({_summed(own) for own in uses.values()}) > MOST_KINDS
     for client, own in uses.items():
-        kind = _summed(own)
+        kind = _summed(own, rounded=rounded)
         if kind not in alike:
             joined = [use._replace(releases=number) for use, number in kind]
             alike[kind] = noise_for(joined, privacy.epsilon, privacy.delta)
@@ -116,10 +119,16 @@ class StandIns(Population):
         return StandIns(self.seen.on(device), self.here)
 
 
-def _summed(uses: Sequence[Use]) -> tuple[tuple[Use, int], ...]:
-    """Alike uses with the number of their releases, in a fixed order."""
+def _summed(uses: Sequence[Use], *, rounded: bool = False) -> tuple[tuple[Use, int], ...]:
+    """Alike uses with the number of their releases, in a fixed order.
+
+    With `rounded` rates are raised by up to a fiftieth, to the safe side, so that many clients
+    are of few kinds: for each the accountant is asked several times.
+    """
     found: dict[Use, int] = {}
     for use in uses:
         kind = use._replace(mechanism="", releases=0)
+        if rounded and use.rate < 1:
+            kind = kind._replace(rate=min(1.0, 1.02 ** ceil(log(use.rate) / log(1.02))))
         found[kind] = found.get(kind, 0) + use.releases
     return tuple(sorted(found.items(), key=repr))
