@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from threading import Thread
 
 from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.follower import Follower, serve
 from fedstill.engines.ranks.leader import Leader
-from fedstill.engines.ranks.site import Site, serve
 from fedstill.engines.ranks.threads import transports
 
 
@@ -17,7 +17,7 @@ def spread(engines: list[InProcess]) -> Iterator[Leader]:
     """An engine over as many ranks as engines are given, while the others serve."""
     leader, *others = transports(len(engines))
     threads = [
-        Thread(target=serve, args=(Site(engine), transport), daemon=True)
+        Thread(target=serve, args=(Follower(engine), transport), daemon=True)
         for engine, transport in zip(engines[1:], others, strict=True)
     ]
     for thread in threads:

@@ -586,19 +586,19 @@ def test_streams_that_memory_does_not_suffice_for_become_fewer(
 
     def cramped(step: Callable[[], None]) -> Replay:
         recordings.append(step)
-        if len({id(stream) for stream in engine.road.streams}) > most:
+        if len({id(stream) for stream in engine.beside.streams}) > most:
             raise torch.OutOfMemoryError("no memory")
         return tried_once(step)
 
     world = vectors((20, 27, 23, 30, 8))
     engine = engine_for(Invented(), world, Streams)
-    engine.road = StreamSet(lambda: Stream(Recorder(cramped)), 8, engine.notes)
+    engine.beside = StreamSet(lambda: Stream(Recorder(cramped)), 8, engine.notes)
     inboxes = {client: Inbox() for client in world.clients}
     answers = engine.play(Invented().learn, 1, inboxes)
     for node, outcome in engine_for(Invented(), world).play(Invented().learn, 1, inboxes).items():
         assert_equal(outcome.message, answers[node].message)
         assert outcome.numbers == pytest.approx(answers[node].numbers)
-    assert engine.road.count <= most
+    assert engine.beside.count <= most
     assert any("memory did not suffice" in note for note in engine.notes)
 
 
@@ -608,7 +608,7 @@ class SideBySide(Streams):
     def __init__(self, experiment: Experiment, execution: Execution, **options: Any):
         super().__init__(experiment, replace(execution, streams=2), **options)
         if self.device.type == "cpu":
-            self.road = StreamSet(lambda: Stream(Recorder(tried_once, compiler=self.compiler)), 2)
+            self.beside = StreamSet(lambda: Stream(Recorder(tried_once, compiler=self.compiler)), 2)
 
 
 class StacksReplayed(Batched):

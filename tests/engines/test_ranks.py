@@ -32,8 +32,8 @@ from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks import letters
 from fedstill.engines.ranks import protocol as talk
+from fedstill.engines.ranks.follower import Follower
 from fedstill.engines.ranks.leader import Leader, owners
-from fedstill.engines.ranks.site import Site
 from fedstill.engines.ranks.threads import transports
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
@@ -392,7 +392,7 @@ def test_memories_lie_in_the_run_folder_where_a_rank_sees_it(tmp_path: Path) -> 
     engine = worlds.engine_for(small(METHODS["local"]), worlds.vectors())
     for run_folder, seen in ((tmp_path / "elsewhere", None), (tmp_path, tmp_path)):
         lies_in = run_folder / "asleep" / "rank-1"
-        assert isinstance(Site(engine).answer(talk.SpillTo(str(lies_in))), talk.Done)
+        assert isinstance(Follower(engine).answer(talk.SpillTo(str(lies_in))), talk.Done)
         assert engine.states.folder == (seen and lies_in)
 
 
@@ -409,7 +409,7 @@ def _silent(method: Any, client: Node[Own], inbox: Inbox[Never]) -> None:
 
 def test_two_different_steps_of_one_name_are_refused() -> None:
     with pytest.raises(RankError, match="Twice has two different steps speak"):
-        Site(worlds.engine_for(Twice(), worlds.vectors()))
+        Follower(worlds.engine_for(Twice(), worlds.vectors()))
 
 
 def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:

@@ -16,10 +16,10 @@ from fedstill.core.node import SERVER, Node
 from fedstill.core.records import NodeId, State
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks import letters, protocol
+from fedstill.engines.ranks.follower import Follower
 from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import Late
 from fedstill.engines.ranks.shelf import Shelf
-from fedstill.engines.ranks.site import Site
 from fedstill.engines.ranks.threads import Threads
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
@@ -290,7 +290,7 @@ def test_a_method_may_say_that_its_model_is_more_than_weights() -> None:
 
 def test_a_site_that_was_asked_something_else_says_so() -> None:
     method, world = small(METHODS["local"]), worlds.vectors()
-    site = Site(worlds.engine_for(method, world), one_job=False)
+    site = Follower(worlds.engine_for(method, world), one_job=False)
     with pytest.raises(RankError, match="it was asked for Done at the wrong time"):
         site.answer(protocol.Done())
 

@@ -16,11 +16,11 @@ from fedstill.core.seeds import generator
 from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.feddm import Down as FedDMDown
 from fedstill.methods.feddm import FedDM
-from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up, distance, union
+from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up
 from fedstill.models import MLP
 from fedstill.parts import balls
 from fedstill.parts.distribution_matching import Matching
-from fedstill.parts.matching import grad, gradient_distance, loss_on
+from fedstill.parts.matching import distance, grad, gradient_distance, loss_on, union
 from fedstill.parts.synthetic_sets import from_noise
 from worlds import World, engine_for, finished, pictures, played
 

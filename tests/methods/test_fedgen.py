@@ -15,7 +15,8 @@ from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fedgen import Drawn, FedGen, Global, Guided, Up, teacher_shares
+from fedstill.methods.fedgen import FeatureLatent, FedGen, Global, Guided, Up, teacher_shares
+from fedstill.models import MLP
 from fedstill.parts.learning import Training
 from fedstill.parts.losses import diversity
 from worlds import CLASSES, engine_for, finished, pictures, played, vectors
@@ -72,7 +73,7 @@ def test_the_generators_loss_equals_plain_loops() -> None:
     method, model = FedGen(**SMALL, diversity_weight=0.7), vectors().server_model
     maker = method.generator(model)
     weights, rng = maker.init(0), generator(0)
-    batch = Drawn(maker.noise(rng, 5), torch.tensor([0, 2, 1, 1, 0]))
+    batch = FeatureLatent(maker.noise(rng, 5), torch.tensor([0, 2, 1, 1, 0]))
     nets = [model.init(seed) for seed in (1, 2)]
     heads = {k: torch.stack([net[f"head.{k}"] for net in nets]) for k in ("weight", "bias")}
     share = teacher_shares(torch.tensor([[3, 0, 5], [1, 1, 1]]))
@@ -124,7 +125,7 @@ def test_the_local_loss_is_the_sum_of_its_three_terms() -> None:
     weights, made_by = model.init(0), maker.init(1)
     x, y = torch.randn(4, 4, generator=rng), torch.tensor([0, 1, 2, 0])
     noise = maker.noise(rng, 4)
-    free = Drawn(maker.noise(rng, 6), torch.tensor([2, 2, 1, 0, 1, 0]))
+    free = FeatureLatent(maker.noise(rng, 6), torch.tensor([2, 2, 1, 0, 1, 0]))
     logits = model(weights, x)
     target = softmax(model.head(weights, maker(made_by, noise, y)), 1)
     told = cross_entropy(model.head(weights, maker(made_by, *free)), free.labels)
@@ -140,8 +141,9 @@ def test_the_target_of_the_divergence_stands_still() -> None:
     maker, rng = method.generator(model), generator(0)
     weights, made_by = model.init(0), maker.init(1)
     real = Batch(torch.randn(3, 4, generator=rng), torch.tensor([0, 1, 2]))
-    batch = Guided(real, maker.noise(rng, 3), Drawn(maker.noise(rng, 2), torch.tensor([0, 1])),
-                   torch.tensor(1.0))  # fmt: skip
+    noise = maker.noise(rng, 3)
+    free = FeatureLatent(maker.noise(rng, 2), torch.tensor([0, 1]))
+    batch = Guided(real, noise, free, torch.tensor(1.0))
     target = log_softmax(model.head(weights, maker(made_by, batch.noise, real.y)), 1)
 
     def by_hand(w: Weights) -> Tensor:
@@ -220,3 +222,11 @@ def test_a_bottleneck_sets_the_width_of_features_and_of_the_generator() -> None:
 def test_bad_values_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(BadValue, match=said):
         FedGen(**values)
+
+
+def test_what_fedavg_refuses_of_a_network_is_refused_here_too() -> None:
+    vectors = MLP((5,), 3)
+    expected = FedAvg(views="crop_flip").unfit(vectors, {})
+    assert len(expected) == 1 and "moves images" in expected[0]
+    assert FedGen(views="crop_flip").unfit(vectors, {}) == expected
+    assert FedGen().unfit(vectors, {}) == []

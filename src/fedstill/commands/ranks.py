@@ -46,8 +46,8 @@ def serve(transport: Transport) -> int:
     """Take part in run after run of rank 0's; the exit code."""
     from contextlib import ExitStack
 
+    from fedstill.engines.ranks import follower
     from fedstill.engines.ranks import protocol as talk
-    from fedstill.engines.ranks import site
     from fedstill.recipe.check import checked
     from fedstill.runs.recipes import worker
 
@@ -62,7 +62,7 @@ def serve(transport: Transport) -> int:
                 except Exception as error:
                     talk.excuse(transport, error)
                 else:
-                    site.serve(made, transport)
+                    follower.serve(made, transport)
     except talk.Disconnected:  # what rank 0 had to say, it has said
         return 2
     except KeyboardInterrupt:

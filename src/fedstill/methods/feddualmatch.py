@@ -6,7 +6,7 @@ submission, no public code. Algorithm 1, equations 2 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Never
 
@@ -31,7 +31,6 @@ from fedstill.core import (
     State,
     Step,
     Weights,
-    algebra,
     at_clients,
     at_server,
     minimize,
@@ -45,9 +44,11 @@ from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching, Outputs
 from fedstill.parts.matching import (
     GradientMatching,
+    distance,
     grad,
+    gradient_spread,
     loss_on,
-    squared_distance,
+    union,
     without_second_derivative,
 )
 from fedstill.parts.synthetic_batches import Labelled, training_batches
@@ -99,24 +100,14 @@ class FedDualMatch(Method):
         "sweep": {"sweep": True},
         "theory": {"radius_lr": 1e-3, "lowest_radius": 0.0, "tune_within": "ball"},
         "feddm_server": {
-            "tuning": "sgd",
-            "tune_lr": 0.01,
-            "tune_momentum": 0.9,
-            "tune_weight_decay": 5e-4,
-            "tune_fall": "cosine",
-            "tune_within": "first_ball",
+            "tuning": "sgd", "tune_lr": 0.01, "tune_momentum": 0.9, "tune_weight_decay": 5e-4,
+            "tune_fall": "cosine", "tune_within": "first_ball",
         },
         "small": {
-            "per_class": 3,
-            "steps": 5,
-            "real_batch": 8,
-            "samplings": 2,
-            "sampling_steps": 2,
-            "tune_epochs": 8,
-            "tune_batch": 8,
-            "tune_lr": 0.02,
+            "per_class": 3, "steps": 5, "real_batch": 8, "samplings": 2, "sampling_steps": 2,
+            "tune_epochs": 8, "tune_batch": 8, "tune_lr": 0.02,
         },
-    }
+    }  # fmt: skip
 
     per_class: Count = 10
     least_examples: Count = 1  # of a class at a client, for it to be sent
@@ -193,7 +184,7 @@ class FedDualMatch(Method):
         start = fill(client, classes, self.per_class)
         networks = balls.networks(client, down.weights, down.radius)
         if self.networks == "round":
-            networks = always(networks(0))
+            networks = balls.always(networks(0))
         images, labels = (await matching.matched(client, start, networks)).flat()
         if self.client_weight == "uniform":
             return Up(images, labels)
@@ -227,10 +218,7 @@ class FedDualMatch(Method):
 
     def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
         """Equation 2: η · max_k ||∇L(w; S_k) - ∇L(w; S)||, kept within bounds."""
-        whole = grad(loss_on(model, union(sets)), centre)
-        ways = [algebra.sub(grad(loss_on(model, one), centre), whole) for one in sets]
-        longest = torch.stack([algebra.square(way) for way in ways]).max().sqrt()
-        reach = self.radius_lr * float(longest)
+        reach = self.radius_lr * float(gradient_spread(model, centre, sets))
         return min(max(reach, self.lowest_radius), self.highest_radius or self.first_radius)
 
     async def tuned(
@@ -292,18 +280,3 @@ def image_weights(ups: Sequence[Up], times: int) -> Tensor:
     counts = [up.counts for up in ups if up.counts is not None]
     weight = torch.cat(counts) if counts else torch.cat([torch.ones_like(up.labels) for up in ups])
     return (weight / weight.float().mean()).repeat(times)
-
-
-def always(network: Weights) -> Callable[[int], Weights]:
-    """The same network at every step."""
-    return lambda _: network
-
-
-def distance(left: Weights, right: Weights) -> Tensor:
-    """How far apart weights are: one norm over all trainable entries."""
-    return squared_distance(left, right).sqrt()
-
-
-def union(sets: Sequence[Batch]) -> Batch:
-    """All sets one behind the other, as a single batch."""
-    return Batch(torch.cat([one.x for one in sets]), torch.cat([one.y for one in sets]))

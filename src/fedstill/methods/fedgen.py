@@ -56,7 +56,7 @@ class Up(fedavg.Up):
     counts: Exact  # [class]
 
 
-class Drawn(NamedTuple):
+class FeatureLatent(NamedTuple):
     """What the generator makes features of."""
 
     noise: Tensor  # [feature vector, number]
@@ -68,11 +68,11 @@ class Guided(NamedTuple):
 
     real: Batch
     noise: Tensor  # [example, number], for features with the labels of the real examples
-    free: Drawn  # with labels of their own
+    free: FeatureLatent  # with labels of their own
     strength: Tensor  # of both terms: decays over rounds, 0 after the guided epochs
 
 
-def joined(real: tuple[Batch, Tensor], beside: tuple[Drawn, Tensor]) -> Guided:
+def joined(real: tuple[Batch, Tensor], beside: tuple[FeatureLatent, Tensor]) -> Guided:
     """Examples with their noise and what stands beside them, as one step sees both."""
     return Guided(*real, *beside)
 
@@ -110,9 +110,12 @@ class FedGen(FedAvg):
     diversity_weight: NonNegative = 1.0  # η
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
-        if self.network(server).head_names[0]:
-            return ()
-        return [f"{server.title} has no linear head to teach a generator; set a bottleneck"]
+        found = list(super().unfit(server, models))
+        if not self.network(server).head_names[0]:
+            found.append(
+                f"{server.title} has no linear head to teach a generator; set a bottleneck"
+            )
+        return found
 
     def server_state(self, server: Node[Any]) -> Global:
         weights = self.network(server.model).init(server.draw("weights", shared=True))
@@ -162,7 +165,7 @@ class FedGen(FedAvg):
         server.state = Global(mean, generator)
 
     def taught(
-        self, generator: FeatureGenerator, weights: Weights, batch: Drawn,
+        self, generator: FeatureGenerator, weights: Weights, batch: FeatureLatent,
         heads: Weights, share: Tensor,
     ) -> Tensor:  # fmt: skip
         """Σ over clients of share · cross-entropy of their heads, and η times the diversity term.
@@ -203,18 +206,18 @@ class FedGen(FedAvg):
 
         def make(examples: Batch, step: int) -> tuple[Any, Any]:
             on = torch.tensor(strength if step < guided_steps else 0.0, device=client.device)
-            here = Drawn(free.noise[step], free.labels[step])
+            here = FeatureLatent(free.noise[step], free.labels[step])
             # A private sample may have more examples than a batch; the noise then begins again.
             own = torch.arange(len(examples.y), device=client.device) % self.batch_size
             return (examples, noise[step, own]), (here, on)
 
         return real.beside(make, joined)
 
-    def lessons(self, server: Node[Global], seen: Tensor) -> Lazy[Drawn]:
+    def lessons(self, server: Node[Global], seen: Tensor) -> Lazy[FeatureLatent]:
         """Draws for the generator's steps; labels uniform over those that participants hold."""
         steps = self.generator_steps
         many = drawn(self.generator(server.model), server, seen, steps, self.generator_batch)
-        return Lazy(steps, lambda step: Drawn(many.noise[step], many.labels[step]))
+        return Lazy(steps, lambda step: FeatureLatent(many.noise[step], many.labels[step]))
 
     def network_for(self, server: Node[Any], who: NodeId) -> Model:
         return self.network(server.model)
@@ -246,9 +249,9 @@ def teacher_shares(counts: Tensor) -> Tensor:
 
 def drawn(
     generator: FeatureGenerator, node: Node[Any], seen: Tensor, steps: int, size: int
-) -> Drawn:
+) -> FeatureLatent:
     """Noise and labels [step, feature vector], uniform over the classes that were seen."""
     known = torch.nonzero(seen.cpu()).flatten()
     picked = torch.randint(len(known), (steps, size), generator=node.rng("labels"))
     noise = generator.noise(node.rng("free noise"), steps, size)
-    return Drawn(noise.to(node.device), known[picked].to(node.device))
+    return FeatureLatent(noise.to(node.device), known[picked].to(node.device))

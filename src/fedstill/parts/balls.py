@@ -69,3 +69,8 @@ def _shrinking(squared: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]
     # The root is taken of 1 where it is not needed: its slope at zero would make gradients NaN.
     length = torch.where(outside, squared, 1.0).sqrt()
     return outside, torch.where(outside, radius / length, 1.0)
+
+
+def always(network: Weights) -> Callable[[int], Weights]:
+    """The same network at every step."""
+    return lambda _: network

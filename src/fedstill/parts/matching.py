@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,23 @@ def grad(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
 def loss_on(model: Model, examples: Batch) -> Callable[[Weights], Tensor]:
     """The mean cross-entropy on some examples as a function of the weights."""
     return lambda weights: cross_entropy(model(weights, examples.x), examples.y)
+
+
+def gradient_spread(model: Model, weights: Weights, sets: Sequence[Batch]) -> Tensor:
+    """max_k ||∇L(w; S_k) - ∇L(w; S)||, S being all sets together; FedDualMatch, equation 2."""
+    whole = grad(loss_on(model, union(sets)), weights)
+    ways = [algebra.sub(grad(loss_on(model, one), weights), whole) for one in sets]
+    return torch.stack([algebra.square(way) for way in ways]).max().sqrt()
+
+
+def union(sets: Sequence[Batch]) -> Batch:
+    """All sets one behind the other, as a single batch."""
+    return Batch(torch.cat([one.x for one in sets]), torch.cat([one.y for one in sets]))
+
+
+def distance(left: Weights, right: Weights) -> Tensor:
+    """How far apart weights are: one norm over all trainable entries."""
+    return squared_distance(left, right).sqrt()
 
 
 def path_distance(reached: Weights, target: Weights, start: Weights) -> Tensor:

@@ -12,8 +12,8 @@ from fedstill.core.errors import RunFolderError
 from fedstill.core.release import Spending
 from fedstill.engines import checkpoint
 from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.ranks.follower import Follower
 from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
-from fedstill.engines.ranks.site import Site
 from fedstill.federation.budget import calibrated
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
@@ -87,13 +87,13 @@ def session(
 
 
 @contextmanager
-def worker(recipe: Recipe, line: Transport) -> Iterator[Site]:
+def worker(recipe: Recipe, line: Transport) -> Iterator[Follower]:
     """What plays the run of a recipe for the leader of several ranks."""
     with prepared(recipe, line) as ready:
         experiment = ready.experiment
         engine = engine_of(experiment, ready.execution, cache=ready.cache)
         own = digest(decisive(recipe), experiment.population)
-        yield Site(engine, standing(own))
+        yield Follower(engine, standing(own))
 
 
 def begin(

@@ -9,9 +9,9 @@ from fedstill.core.data import Data
 from fedstill.core.records import NodeId
 from fedstill.core.release import Spending
 from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.ranks.follower import Follower, serve
 from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import LEADER, Transport
-from fedstill.engines.ranks.site import Site, serve
 from fedstill.federation.budget import calibrated
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
@@ -61,7 +61,7 @@ def virtual_sets(
     own = engine_of(warm_up, replace(execution, memory_limit=None), cache=cache)
     engine = spread(own, transport)
     if transport is not None and transport.rank != LEADER:
-        serve(Site(own), transport)
+        serve(Follower(own), transport)
     else:
         run(engine, log)
     each = {node: engine.memory(node) for node in experiment.population.clients}

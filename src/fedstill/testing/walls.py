@@ -15,8 +15,8 @@ from fedstill.core.errors import RankError
 from fedstill.core.method import Method
 from fedstill.core.node import SERVER
 from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.follower import Follower, serve
 from fedstill.engines.ranks.leader import Leader
-from fedstill.engines.ranks.site import Site, serve
 from fedstill.engines.ranks.threads import Threads, transports
 from fedstill.federation.population import Party, Population
 from fedstill.testing import worlds
@@ -76,7 +76,7 @@ def behind_walls(
     leader, *others = transports(len(world.clients) + 1, one_job=False)
     threads = []
     for name, engine, transport in zip(world.clients, own, others, strict=True):
-        site = Site(engine, one_job=False, folder=None if folder is None else folder / name)
+        site = Follower(engine, one_job=False, folder=None if folder is None else folder / name)
         threads.append(Thread(target=serve, args=(site, transport), daemon=True))
         threads[-1].start()
     made = Leader(leading, line(leader), seconds)

@@ -137,9 +137,9 @@ class Streams(Batched):
         absences: Absences | None = None,
     ):
         super().__init__(experiment, execution, cache=cache, absences=absences)
-        self.road: StreamSet | None = None
+        self.beside: StreamSet | None = None
         if self.recorder is not None:
-            self.road = StreamSet(
+            self.beside = StreamSet(
                 lambda: cuda_stream(self.device, self.notes, self.compiler),
                 execution.streams,
                 self.notes,
@@ -147,7 +147,7 @@ class Streams(Batched):
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """What stacks well in stacks, what can be recorded in streams, the rest as `in_process`."""
-        if self.road is not None:
+        if self.beside is not None:
             stacked = [
                 stackable for stackable in self._stackable(waiting) if stacks_well(stackable)
             ]
@@ -158,19 +158,19 @@ class Streams(Batched):
         left: list[Acting] = []
         for actor in waiting:
             recordable = actor.waiting is not None and worthwhile(actor.waiting)
-            (fit if self.road is not None and recordable else left).append(actor)
-        if self.road is not None:
-            left += self._side_by_side(self.road, step, round, fit)
+            (fit if self.beside is not None and recordable else left).append(actor)
+        if self.beside is not None:
+            left += self._side_by_side(self.beside, step, round, fit)
         for actor in left:
             self._guarded(step, round, actor, lambda actor=actor: self._run_alone(actor))
 
     def _side_by_side(
-        self, road: StreamSet, step: Step, round: int, actors: list[Acting]
+        self, beside: StreamSet, step: Step, round: int, actors: list[Acting]
     ) -> list[Acting]:
         """Run what can be recorded; the others are returned."""
         loops = [actor.waiting for actor in actors if actor.waiting is not None]
         try:
-            ended = road.run(loops)
+            ended = beside.run(loops)
         except Failed as error:
             raise failed(step, round, actors[error.place].node.id, error.cause) from error.cause
         left = []

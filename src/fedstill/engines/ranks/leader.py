@@ -2,7 +2,7 @@
 
 It runs the one round loop, plays the server and its own clients, and delivers all messages. A
 client belongs to one rank for the whole run, so its memory stays there. The others wait, play and
-answer, see `site.py`.
+answer, see `follower.py`.
 """
 
 from __future__ import annotations

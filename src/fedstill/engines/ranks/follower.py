@@ -53,7 +53,7 @@ from fedstill.wire import codec
 T = TypeVar("T")
 
 
-def serve(site: Site, transport: Transport) -> None:
+def serve(site: Follower, transport: Transport) -> None:
     """Play for the leader until the run is over; what goes wrong is answered, not raised."""
     while True:
         number, request = numbered(transport, LEADER)
@@ -69,7 +69,7 @@ def serve(site: Site, transport: Transport) -> None:
         say(transport, LEADER, answer, number)
 
 
-class Site:
+class Follower:
     """Answers the leader with an engine of its own; `standing` is what this rank has built.
 
     One that is not of the leader's `one_job` keeps its memory to itself, in a `folder` of its own,
