@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,17 +60,43 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     assert with_it != pytest.approx(plain, abs=0.7)
 
 
-def test_the_notebook_runs_headless_and_shows_a_table_and_a_curve(tmp_path: Path) -> None:
+def executed(name: str, place: Path) -> list[Any]:
+    """The cells of a notebook after it was run from top to bottom in some folder."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    notebook = nbformat.read(EXAMPLES / "my_arrays.ipynb", as_version=4)
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
-    *_, compared, plotted = notebook.cells
-    assert "<table" in compared.outputs[0]["data"]["text/html"]
-    assert "image/png" in plotted.outputs[0]["data"]
+    notebook = nbformat.read(EXAMPLES / name, as_version=4)
+    resources = {"metadata": {"path": str(place)}}
+    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
+    return list(notebook.cells)
+
+
+def shown(cell: Any, kind: str) -> str:
+    """All that a cell displays in one form."""
+    return "".join(str(each.get("data", {}).get(kind, "")) for each in cell.outputs)
+
+
+def test_the_first_notebook_shows_progress_a_table_and_a_curve(tmp_path: Path) -> None:
+    *_, played, compared, plotted = executed("my_arrays.ipynb", tmp_path)
+    assert "<progress value='3' max='3'>" in shown(played, "text/html")
+    assert "<table" in shown(compared, "text/html")
+    assert shown(plotted, "image/png")
+
+
+def test_the_notebook_that_compares_shows_data_means_and_writes_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    cells = [cell for cell in executed("compare_and_publish.ipynb", tmp_path) if "outputs" in cell]
+    loaded, _, compared, _, plotted, _ = cells
+    assert "<th>plain</th>" in shown(loaded, "text/html")
+    assert "±" in shown(compared, "text/html")
+    assert shown(plotted, "image/png")
+    assert (tmp_path / "runs" / "report.html").exists()
+
+
+def test_the_notebook_that_writes_a_method_finds_fedavg_in_it(tmp_path: Path) -> None:
+    cells = executed("write_a_method.ipynb", tmp_path)
+    assert "bytes sent" in shown(cells[-2], "text/html")  # its assertion held, the run is shown
 
 
 def test_embeddings_of_a_frozen_backbone_train_a_head_by_averaging_and_by_distillation() -> None:

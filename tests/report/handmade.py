@@ -92,7 +92,10 @@ def everything(place: Path) -> Path:
         images(feddm)
     run_folder(place / "desa" / "seed-0", method="desa", number=1, own=True)
     run_folder(place / "desa" / "seed-1", method="desa", number=1, seed=1, own=True, done=2)
-    ledger = "round,node,mechanism,epsilon\n1,north,gaussian,0.5\n2,north,gaussian,0.9\n"
+    ledger = (
+        "round,step,node,mechanism,sigma,rate,releases\n"
+        "1,synthesize,north,gaussian,2.5,0.1,20\n2,synthesize,north,gaussian,2.5,0.1,20\n"
+    )
     (place / "feddm" / "seed-0" / "privacy.csv").write_text(ledger)
     (place / "audit.json").write_text(json.dumps({"canaries": {"found": 3, "of": 10}}))
     points = [[0.0, 0.0, "north", 0], [1.0, 2.0, "south", 1], [2.0, 1.0, CLIENTS[2], 1]]

@@ -16,6 +16,7 @@ from fedstill.commands import (
     auditing,
     budget,
     data,
+    demonstration,
     ledger,
     listings,
     looking,
@@ -39,7 +40,7 @@ COMMANDS = (
     *(reporting.report, reporting.view),
     *(data.data, data.shift),
     budget.privacy,
-    running.demo,
+    demonstration.demo,
     measuring.bench,
 )
 for command in COMMANDS:

@@ -1,15 +1,14 @@
-"""Commands that run, and what they leave: run, resume, export, demo."""
+"""Commands that run, and what they leave: run, resume, export."""
 
 from __future__ import annotations
 
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedstill.commands import grids, listings
+from fedstill.commands import grids
 from fedstill.commands.options import DataDir, Overrides, Quick, Quiet, data_dir_change
 
 
@@ -148,48 +147,6 @@ def export(
     exported = exports.of_folder(folder, node, round)
     for path in exports.write(exported, out or folder / "export" / safe(exported.node)):
         print(path)
-
-
-def demo(
-    job: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
-    quiet: Quiet = False,
-) -> None:
-    """Four methods on five embedded domains of digits: a table and pictures in two minutes."""
-    from fedstill import recipe as config
-    from fedstill.logbook.reader import read_run
-    from fedstill.recipe.grid import grid_of
-    from fedstill.report import plots
-    from fedstill.report.tables import comparison
-    from fedstill.runs import grid as of_runs
-    from fedstill.runs import pictures
-    from fedstill.runs import recipes as runs
-
-    place = files("fedstill") / "recipes" / "demo.toml"
-    tables = config.read_recipe(Path(str(place)))
-    config.checked(tables)
-    target = runs.fresh_folder(out)
-    grid = grid_of(tables)
-    cells = of_runs.cells_of(grid, target)
-    grids.play_all(cells, grids.Going(target, quiet, line=job.obj, named=False))
-    pairs = [(cell.recipe, cell.folder) for cell in cells]
-    table = comparison([folder for _, folder in pairs])
-    listings.console().print(table.as_rich())
-    drawn = pictures.pictures_of(target)
-    try:
-        every = [read_run(folder) for _, folder in pairs]
-        drawn += [
-            plots.comparison_bars(table, target / "comparison.png"),
-            plots.accuracy_by_round(every, target / "accuracy-by-round.png"),
-            plots.accuracy_by_bytes(every, target / "accuracy-by-bytes.png"),
-            plots.accuracy_by_floats(every, target / "accuracy-by-floats.png"),
-        ]
-    except ImportError as error:
-        typer.echo(f"no pictures: {error}", err=True)
-    typer.echo("\npictures:")
-    for path in drawn:
-        typer.echo(f"  {path}")
-    typer.echo("\nnext: fedstill show feddm · fedstill methods · fedstill data")
 
 
 def _beside(parallel: int, line: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +132,19 @@ class Collection:
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what a reader must know before comparing numbers
     held_out: int = 0  # training examples that stand in place of the test sets
+
+    def _repr_html_(self) -> str:
+        """For a notebook: examples by client and class, the first twenty clients."""
+        names = (*self.class_names, "in all", "test")
+        rows = []
+        for site in self.sites[:20]:
+            counts = site.counts(len(self.class_names)).tolist()
+            cells = "".join(f"<td>{n}</td>" for n in (*counts, sum(counts), len(site.test)))
+            rows.append(f"<tr><th>{escape(site.name)}</th>{cells}</tr>")
+        more = f"<p>and {len(self.sites) - 20} more clients</p>" if len(self.sites) > 20 else ""
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("client", *names))
+        title = f"<caption>{escape(self.name)}: examples by class</caption>"
+        return f"<table>{title}<tr>{head}</tr>{''.join(rows)}</table>{more}"
 
     def __post_init__(self) -> None:
         if not self.sites:

@@ -237,3 +237,13 @@ def _time_by_round(run: Run) -> dict[int, float]:
 
 def _whole(value: float) -> int | float:
     return int(value) if value.is_integer() else value
+
+
+def within(run: Run, budget: float) -> tuple[int, float] | None:
+    """The last round that was scored before more than these bytes were sent, and its accuracy.
+
+    Each message counts once, however many hear it. None where the first score came too late.
+    """
+    sent, scores = run.traffic_by_round("bytes", "said", cumulative=True), run.accuracy_by_round()
+    rounds = [round for round in scores if sent[round] <= budget]
+    return (max(rounds), scores[max(rounds)]) if rounds else None

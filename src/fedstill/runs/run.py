@@ -27,6 +27,7 @@ from fedstill.logbook.events import Traffic
 from fedstill.models.plain import as_module, fits
 from fedstill.recipe.build import experiment_of
 from fedstill.runs import export as exports
+from fedstill.runs import notebook
 from fedstill.runs.digest import of_experiment
 from fedstill.runs.pictures import Gallery, figures, pictures_of
 from fedstill.runs.recipes import recipe_of
@@ -200,7 +201,8 @@ def run(
     and pictures as it goes; with `resume` it goes on from the last checkpoint there, exactly as if
     it had not stopped, or begins where there is none. An experiment with other values than the one
     in the folder is refused; rounds may be more. `watch` is called after every round with a
-    `Progress`; `label` names the run in comparisons.
+    `Progress`, and a notebook shows a bar where none is given; `label` names the run in
+    comparisons.
     """
     chosen = Execution() if execution is None else execution
     if resume and folder is None:
@@ -212,7 +214,7 @@ def run(
         folder=None if folder is None else Path(folder),
         resume=resume,
         keeping=Keeping(checkpoint_every, keep_checkpoints, pictures),
-        watch=watch,
+        watch=watch or notebook.bar(label or type(experiment.method).__name__),
     )
     if folder is not None:
         return read(folder, experiment=experiment)

@@ -331,22 +331,29 @@ def _clients(runs: Sequence[Run]) -> list[str]:
 
 
 def _with_digests(runs: Sequence[Run]) -> list[Run]:
-    """An unfinished run has the data of a finished one that was made of the same data table."""
-    digests = {
-        _data_table(run): run.summary["data_digest"]
-        for run in runs
-        if run.summary.get("data_digest")
-    }
-    return [
-        run
-        if run.summary.get("data_digest") or _data_table(run) not in digests
-        else replace(run, summary={**run.summary, "data_digest": digests[_data_table(run)]})
-        for run in runs
-    ]
+    """An unfinished run has the data and networks of a finished one made of the same tables."""
+    known: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for name, tables in _SETTLED.items():
+            if run.summary.get(name):
+                known.setdefault(_tables(run, tables), {})[name] = run.summary[name]
+    filled = []
+    for run in runs:
+        facts = {
+            name: value
+            for name, tables in _SETTLED.items()
+            if not run.summary.get(name)
+            and (value := known.get(_tables(run, tables), {}).get(name))
+        }
+        filled.append(replace(run, summary={**run.summary, **facts}) if facts else run)
+    return filled
 
 
-def _data_table(run: Run) -> str:
-    return json.dumps(_table(run.recipe, "data"), sort_keys=True, default=str)
+_SETTLED = {"data_digest": ("data",), "networks": ("data", "models")}  # by which tables
+
+
+def _tables(run: Run, names: Sequence[str]) -> str:
+    return json.dumps([_table(run.recipe, name) for name in names], sort_keys=True, default=str)
 
 
 def _standing(run: Run) -> Run:

@@ -225,8 +225,10 @@
   const words = (name) => ({ average_accuracy: "average accuracy", averaged_global_accuracy: "accuracy of all models everywhere", averaged_local_accuracy: "accuracy of each model at home", inter_accuracy: "accuracy elsewhere" })[name] || name.replaceAll("_", " ");
 
   function results() {
-    const parts = [...new Set(page.methods.map((method) => `${method.data} ${method.digest}`))].map((part) => {
-      const members = page.methods.map((method, number) => ({ method, number })).filter(({ method }) => `${method.data} ${method.digest}` === part);
+    // Numbers stand in one table where data and kinds of network are the same.
+    const setting = (method) => `${method.data} ${method.digest}, ${[...new Set(Object.values(method.networks))].sort().join(" and ") || "networks unknown"}`;
+    const parts = [...new Set(page.methods.map(setting))].map((part) => {
+      const members = page.methods.map((method, number) => ({ method, number })).filter(({ method }) => setting(method) === part);
       return [part, resultsTable(members)];
     });
     if (!page.methods.length) return null;
@@ -234,7 +236,7 @@
     const own = page.methods.some((method) => Object.keys(method.by_client).length);
     const sources = [...new Set(page.methods.filter((method) => method.reported).map((method) => method.reported.source).filter(Boolean))];
     return card("results", "Results", null,
-      parts.map(([part, table]) => [parts.length > 1 ? h("h3", {}, `data ${part}`) : null, table]),
+      parts.map(([part, table]) => [parts.length > 1 ? h("h3", {}, part) : null, table]),
       h("p", { class: "soft" }, "Accuracies in percent", several ? ", means over seeds ± sample standard deviation" : ", one seed", ". Bytes of all rounds, each message counted once. Click a heading to sort.",
         own ? " Where clients keep their own models, a column is the mean of all models on that test set; global: every model on every test set; inter: on the others’; local: on its own." : "",
         page.held_out ? " Scores are on training examples held out, not on the test set." : ""),
@@ -260,7 +262,7 @@
     }
     for (const name of others) add(name.replaceAll("_", " "), (method) => method.others[name], (value) => short(value[0]) + (value[1] ? ` ± ${short(value[1])}` : ""), { best: true, low: lowerIsBetter(name) });
     for (const [way, title] of [["up", "up"], ["down", "down"], ["peer", "to peers"]]) if (members.some(({ method }) => method.bytes[way] && method.bytes[way][0])) add(`bytes ${title}`, (method) => method.bytes[way], (value) => bytes(value[0]), {});
-    add("time", (method) => method.seconds, (value) => clock(value[0]), {});
+    if (members.some(({ method }) => method.seconds && method.seconds[0])) add("time", (method) => method.seconds, (value) => clock(value[0]), {});
     add("seeds", (method) => [method.seeds.length, method.unfinished, 1], (value) => (value[1] ? `${value[0]}, ${value[1]} unfinished` : String(value[0])), {});
     const rank = state.sort && columns.find((column) => column.title === state.sort.title);
     const ordered = [...members];

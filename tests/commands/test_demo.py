@@ -1,0 +1,40 @@
+"""The demonstration, at its small size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstill.commands.cli import app
+from fedstill.logbook import FolderLog, Number, Traffic, read_rows, summarise, write_summary
+from fedstill.logbook.reader import read_run
+from fedstill.report.curves import within
+
+
+def test_the_demo_plays_both_parts_says_why_averaging_cannot_run_and_writes_a_report(
+    tmp_path: Path,
+) -> None:
+    result = CliRunner().invoke(app, ["demo", "--quick", "--quiet", "--out", str(tmp_path / "d")])
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stdout.split())
+    for method in ("local", "fedproto", "desa", "fedavg", "scaffold", "feddm"):
+        assert f" {method} " in said
+    assert "fedavg: models: FedAvg averages one network" in said  # it cannot run there
+    assert "rounds for" in said
+    page = (tmp_path / "d" / "report.html").read_text(encoding="utf-8")
+    assert "Demonstration" in page and '"desa"' in page
+
+
+def test_a_budget_buys_the_rounds_that_it_pays_for(tmp_path: Path) -> None:
+    with FolderLog(tmp_path) as log:
+        for round in (1, 2, 3):
+            log.write(Traffic(round, "update", "a", "up", "weights", 25, 100, 1))
+            log.write(Number(round, "evaluate", "server", "accuracy", "a", round / 10))
+    (tmp_path / "recipe.toml").write_text('[method]\nname = "fedavg"\n')
+    write_summary(tmp_path, summarise(read_rows(tmp_path)))
+    run = read_run(tmp_path)
+    assert within(run, 250) == (2, pytest.approx(0.2))
+    assert within(run, 300) == (3, pytest.approx(0.3))
+    assert within(run, 99) is None
