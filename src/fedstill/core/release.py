@@ -8,7 +8,6 @@ Poisson sample. Both take their noise as an argument, drawn beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedstill.core import precision, trees
-from fedstill.core.convolutions import as_products
 from fedstill.core.mechanism import Gradient, LossOn, Scored, per_example
 from fedstill.core.records import NodeId, Weights
 
@@ -129,8 +127,7 @@ class ClippedGradient:
             for begin in range(0, size, self.chunk):
                 end = min(size, begin + self.chunk)
                 examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
-                with as_products() if batch.share.is_cuda else nullcontext():
-                    grads, _ = per_example(loss_of, value, examples)
+                grads, _ = per_example(loss_of, value, examples)
                 leaves = [leaf.flatten(1) for leaf in trees.tensors(grads)]
                 factor = shortening(leaves, self.clip)
                 kept = (batch.share[begin:end] * factor).to(leaves[0])
