@@ -2,16 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e
 
 .PHONY: demo test check bench-env clean
 
-$(VENV)/.for-demo: pyproject.toml
+$(VENV)/.for-demo: pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[report]'
 	touch $@
 
-$(VENV)/.for-test: pyproject.toml
+$(VENV)/.for-test: pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[dev]'
 	touch $@

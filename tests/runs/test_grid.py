@@ -259,6 +259,43 @@ def test_the_best_value_on_held_out_examples_is_tested_with_all_seeds(tmp_path):
     assert page.count("held-out scores") == 1 and "for choosing values" in page
 
 
+def test_a_point_that_fails_is_not_chosen_and_keeps_none_from_being_chosen(tmp_path):
+    recipe, out = write_recipe(tmp_path), tmp_path / "grid"
+    said = fedstill("run", recipe, "--sweep", "method.lr=1e30,0.1", "--select", "accuracy",
+                    "--out", out)  # fmt: skip
+    assert said.code == 0 and "lr-1e+30 failed" in said.err
+    (choice,) = json.loads((out / "choice.json").read_text())["methods"]
+    assert choice["values"] == {"method.lr": 0.1} and len(choice["of"]) == 1
+    assert (out / "chosen" / "summary.json").exists()
+
+
+def test_nothing_is_chosen_while_another_process_plays(tmp_path):
+    recipe, out = write_recipe(tmp_path), tmp_path / "grid"
+    command = ("run", recipe, *QUICK, "--sweep", "method.lr=0.1,0.2", "--select", "accuracy")
+    with folders.alone(out / "held-out" / "lr-0.1"):
+        said = fedstill(*command, "--out", out, "--continue")
+    assert said.code == 0 and "values are chosen when all have ended" in said.err
+    assert not (out / "choice.json").exists()
+
+
+def test_data_that_moved_are_found_when_a_grid_goes_on(tmp_path):
+    made = tables(tmp_path, run={"rounds": 1})
+    names = ("east.npz", "north.npz", "west.npz")
+    made["data"]["options"]["clients"] = {name.removesuffix(".npz"): name for name in names}
+    made["data"]["data_dir"] = str(tmp_path)
+    recipe, out = tmp_path / "relative.toml", tmp_path / "grid"
+    recipe.write_text(toml_text(made))
+    assert fedstill("run", recipe, "--seeds", 0, 1, "--out", out).code == 0
+    (out / "seed-1" / "summary.json").unlink()  # as if it had stopped before its end
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in names:
+        (tmp_path / name).rename(elsewhere / name)
+    assert fedstill("resume", out).code == 2
+    said = fedstill("resume", out, "--data-dir", elsewhere)
+    assert said.code == 0 and said.out.count("\n") == 1, said.err
+
+
 def test_a_search_draws_the_same_points_again(tmp_path):
     pytest.importorskip("optuna")
     recipe, out = write_recipe(tmp_path), tmp_path / "grid"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 from io import TextIOWrapper
+from traceback import format_exception
 from typing import Annotated
 
 import typer
@@ -24,13 +25,14 @@ from fedstill.commands import (
     ranks,
     reporting,
     running,
+    starting,
 )
+from fedstill.commands.options import SPEECH
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
@@ -42,6 +44,7 @@ COMMANDS = (
     budget.privacy,
     demonstration.demo,
     measuring.bench,
+    starting.init,
 )
 for command in COMMANDS:
     app.command()(command)
@@ -62,8 +65,15 @@ def options(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also the notes of runs, and where a refusal arose.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No progress and no results on the screen.")
+    ] = False,
 ) -> None:
     """Federated learning by distillation: every method on the same data with one command."""
+    SPEECH.verbose, SPEECH.quiet = verbose, quiet
 
 
 def joined_seeds(arguments: Sequence[str]) -> list[str]:
@@ -116,6 +126,7 @@ def main() -> None:
     Under torchrun it is rank 0's: the others play for it.
     """
     _replace_what_cannot_be_shown()
+    SPEECH.verbose, SPEECH.quiet = False, False
     try:
         arguments = joined_seeds(sys.argv[1:])
         check_options(arguments)
@@ -126,5 +137,7 @@ def main() -> None:
 
         if not isinstance(error, FedstillError):
             raise
+        if SPEECH.verbose:
+            typer.echo("".join(format_exception(error)), err=True)
         typer.echo(listings.refusal(error), err=True)
         raise SystemExit(2) from None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedstill.commands.options import SPEECH
 from fedstill.commands.progress import progress_bar, progress_bars
 
 if TYPE_CHECKING:
@@ -62,19 +63,36 @@ def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
     if len(cells) > 1 or grid.select:
         grids.write_grid(grid, cells, out)
     if grid.search:
-        cells = grids.search(grid, out, lambda some: play_all(some, going))
+        cells = grids.search(grid, out, lambda some: _refuse_failed(play_all(some, going)))
     else:
-        play_all(cells, going)
+        tally = play_all(cells, going)
+        if not grid.select:
+            _refuse_failed(tally)
+        elif tally.elsewhere:
+            typer.echo(
+                "fedstill: values are chosen when all have ended; then give this command again "
+                "with --continue",
+                err=True,
+            )
+            return
     if grid.select:
-        choices = grids.chosen(grid, cells)
-        for choice in choices:
-            values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
-            said = f"{choice.method}: chosen {values or 'as it is'}"
+        _test_chosen(grid, cells, going)
+
+
+def _test_chosen(grid: Grid, cells: Sequence[Cell], going: Going) -> None:
+    """Choose among the points that have finished, and play what was chosen on the test sets."""
+    from fedstill.runs import grid as grids
+
+    choices = grids.chosen(grid, cells)
+    for choice in choices:
+        values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
+        said = f"{choice.method}: chosen {values or 'as it is'}"
+        if not SPEECH.quiet:
             typer.echo(f"{said}, held-out {grid.select} {choice.score:.4f}", err=True)
-        tested = grids.chosen_cells(grid, choices, out)
-        grids.check_same_grid(tested, out)
-        grids.write_grid(grid, [*cells, *tested], out)
-        play_all(tested, going)
+    tested = grids.chosen_cells(grid, choices, going.out)
+    grids.check_same_grid(tested, going.out)
+    grids.write_grid(grid, [*cells, *tested], going.out)
+    _refuse_failed(play_all(tested, going))
 
 
 def run_cell(grid: Grid, going: Going, number: int) -> None:
@@ -90,7 +108,7 @@ def run_cell(grid: Grid, going: Going, number: int) -> None:
     grids.check_same_grid(cells[number : number + 1], going.out)
     if len(cells) > 1:
         grids.write_grid(grid, cells, going.out)
-    play_all([cells[number]], going)
+    _refuse_failed(play_all([cells[number]], going))
 
 
 def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
@@ -108,11 +126,11 @@ def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
     return [*(f"{command}{place} --cell {number}" for number in cells), *last]
 
 
-def play_all(cells: Sequence[Cell], going: Going) -> None:
+def play_all(cells: Sequence[Cell], going: Going) -> Tally:
     """Play every cell that has not finished; say where each went, and what could not be played."""
     waiting = [cell for cell in cells if going.overrides or not cell.finished]
     before = len(cells) - len(waiting)
-    if before and going.named:
+    if before and going.named and not SPEECH.quiet:
         typer.echo(f"fedstill: {before} of {len(cells)} runs had finished before", err=True)
     tally = Tally(len(cells), before)
     try:
@@ -125,13 +143,17 @@ def play_all(cells: Sequence[Cell], going: Going) -> None:
         raise typer.Exit(130) from None
     for cell in tally.elsewhere:
         typer.echo(f"fedstill: {cell.folder} is played by another process", err=True)
+    for cell, text in tally.failed:
+        typer.echo(f"fedstill: {cell.folder} failed: {text}", err=True)
+    return tally
+
+
+def _refuse_failed(tally: Tally) -> None:
     if tally.failed:
         from fedstill.core.errors import FedstillError
 
-        for cell, text in tally.failed:
-            typer.echo(f"fedstill: {cell.folder} failed: {text}", err=True)
         raise FedstillError(
-            f"{len(tally.failed)} of {len(cells)} runs failed; the others are kept, "
+            f"{len(tally.failed)} of {tally.total} runs failed; the others are kept, "
             "and --continue tries these again"
         )
 
@@ -272,11 +294,20 @@ def _workers(count: int, answers: Queue[Any]) -> Iterator[list[Callable[[str], N
 
 def _finished(cell: Cell, going: Going, tally: Tally) -> None:
     tally.played += 1
-    if going.named:
+    if SPEECH.verbose:
+        _tell_notes(cell.folder)
+    if going.named and not SPEECH.quiet:
         recipe = cell.recipe
         place = f" ({tally.played} of {tally.total})" if tally.total > 1 else ""
         title = f"{cell.title} · {recipe.data.name} · seed {recipe.run.seed}"
         typer.echo(f"{title}: {result(cell.folder, recipe.run.metrics[0])} → {cell.folder}{place}")
+
+
+def _tell_notes(folder: Path) -> None:
+    from fedstill.logbook.reader import read_rows
+
+    for note in read_rows(folder).notes:
+        typer.echo(f"note: {note.kind}: {note.text}", err=True)
 
 
 def result(folder: Path, metric: str) -> str:

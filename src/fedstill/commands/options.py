@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,17 @@ from fedstill.commands.listings import Form
 
 if TYPE_CHECKING:
     from fedstill.logbook.reader import Run
+
+
+@dataclass
+class Speech:
+    """How much a command says, for the whole of it."""
+
+    verbose: bool = False
+    quiet: bool = False
+
+
+SPEECH = Speech()
 
 
 def check_picture(path: Path | None) -> Path | None:

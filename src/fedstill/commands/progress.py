@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fedstill.commands.options import SPEECH
+
 
 @contextmanager
 def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """A bar with round, the first metric, traffic and time left; silent when not on a terminal."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or SPEECH.quiet or not sys.stderr.isatty():
         yield lambda progress: None
         return
     with _bar() as bar:
@@ -104,7 +106,7 @@ class Bars:
 @contextmanager
 def progress_bars(total: int, quiet: bool) -> Iterator[Bars]:
     """A bar for the whole and one for each run beside others."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or SPEECH.quiet or not sys.stderr.isatty():
         yield Bars()
         return
     with _bar() as bar:

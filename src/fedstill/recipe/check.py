@@ -23,11 +23,13 @@ from fedstill.recipe.tables import (
     FREE_TABLES,
     GRID,
     QUICK,
+    TRACKERS,
     EngineTable,
     FederationTable,
     Recipe,
     RunTable,
     Table,
+    TrackTable,
     method_name,
     values,
 )
@@ -40,7 +42,7 @@ OLDER_ENGINE_WORDS = {"lanes": "streams"}
 def checked(tables: Table) -> list[Recipe]:
     """A recipe for each method; raises with every fault of every table."""
     faults: list[str] = []
-    known = {"run", "data", "models", "federation", "method", "privacy", "engine",
+    known = {"run", "data", "models", "federation", "method", "privacy", "engine", "track",
              *FREE_TABLES, GRID, QUICK}  # fmt: skip
     faults += [unknown("table", name, known) for name in tables if name not in known]
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
@@ -51,6 +53,7 @@ def checked(tables: Table) -> list[Recipe]:
     engine = read_table(EngineTable, _of_today(tables.get("engine", {}), faults), "engine", faults)
     if engine is not None and engine.name not in (AUTO, *ENGINES):
         faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
+    track = _read_track(tables["track"], faults) if "track" in tables else None
     privacy = None
     if tables.get("privacy"):
         privacy = read_values(Privacy, tables["privacy"], "privacy", faults)
@@ -102,6 +105,7 @@ def checked(tables: Table) -> list[Recipe]:
             about,
             reported.get(label, {}) if several else reported,
             privacy,
+            track,
         )
         for method, name, label in (item for item in made if item)
     ]
@@ -188,6 +192,14 @@ def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any
     standing = {} if "name" in table else {"name": method_name(there), **values(there)}
     made = _read_method({**standing, **table}, where, None, faults)
     return made[0] if made else value
+
+
+def _read_track(table: Any, faults: list[str]) -> TrackTable | None:
+    track = read_table(TrackTable, table, "track", faults)
+    if track is not None:
+        strange = [name for name in track.to if name not in TRACKERS]
+        faults += ["track.to: " + unknown("tracker", name, TRACKERS) for name in strange]
+    return track
 
 
 def _read_federation(table: Any, faults: list[str]) -> FederationTable | None:

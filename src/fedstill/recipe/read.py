@@ -22,6 +22,7 @@ from fedstill.recipe.tables import (
     FederationTable,
     RunTable,
     Table,
+    TrackTable,
 )
 
 # The tables of a recipe; those of networks and methods have the keys of whatever they name.
@@ -30,6 +31,7 @@ TABLES: dict[str, type[Any] | None] = {
     "data": DataTable,
     "federation": FederationTable,
     "engine": EngineTable,
+    "track": TrackTable,
     "models": None,
     "method": None,
 }

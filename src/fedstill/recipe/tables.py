@@ -23,6 +23,7 @@ Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
 GRID = "grid"  # seeds and swept values; see recipe.grid
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 QUICK = "quick"  # changes for a small variant; see quickened
 
 
@@ -98,6 +99,16 @@ class FederationTable:
 
 
 @dataclass(frozen=True)
+class TrackTable:
+    """Where the logbook's numbers go besides the run's folder; see runs.track."""
+
+    to: tuple[str, ...]  # tensorboard, wandb, mlflow
+    project: str = "fedstill"
+    online: bool = False  # Weights & Biases: send it to its server
+    uri: str | None = None  # MLflow: of a server or store; one in the run's folder when left out
+
+
+@dataclass(frozen=True)
 class EngineTable:
     """Which engine; `auto` chooses by device."""
 
@@ -125,6 +136,7 @@ class Recipe:
     about: Table = field(default_factory=dict)
     reported: Table = field(default_factory=dict)
     privacy: Privacy | None = None
+    track: TrackTable | None = None
 
     def as_tables(self) -> Table:
         """Every value that makes the numbers, as tables."""
@@ -135,6 +147,7 @@ class Recipe:
             "models": self.models.written,
             "federation": values(self.federation),
             "method": method,
+            "track": {} if self.track is None else values(self.track),
             "privacy": {} if self.privacy is None else self.privacy.table(),
             "engine": values(self.engine),
             "about": self.about,

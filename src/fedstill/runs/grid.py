@@ -138,7 +138,7 @@ def play(
         if cell.begun:
             if not overrides:
                 _check_recipe(cell)
-            resume_held(cell.folder, overrides, watch, line)
+            resume_held(cell.folder, [*overrides, *_moved(cell)], watch, line)
         else:
             begin_held(cell.recipe, cell.folder, watch, line)
 
@@ -262,6 +262,13 @@ def check_score(name: str, recipes: Sequence[Recipe]) -> None:
 def lower_is_better(recipe: Recipe, name: str) -> bool:
     """Whether the best value of a score is the lowest."""
     return name in lowest(recipe.run.metrics)
+
+
+def _moved(cell: Cell) -> list[str]:
+    """Where the data lie now, as a change to the recipe of a run that was begun elsewhere."""
+    wanted = cell.recipe.data.data_dir
+    same = wanted is None or wanted == recipe_of(cell.folder).data.data_dir
+    return [] if same else [f"data.data_dir={json.dumps(wanted)}"]
 
 
 def _check_recipe(cell: Cell) -> None:

@@ -81,6 +81,7 @@ def session(
             cache=ready.cache,
             notes=ready.notes,
             transport=line,
+            track=recipe.track,
             privacy=recipe.privacy,
             spent=ready.spent,
         )

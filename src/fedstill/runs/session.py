@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedstill.logbook.writer import FolderLog, Logbook, MemoryLog
 from fedstill.metrics import counting, lowest
 from fedstill.privacy.privacy import Privacy
 from fedstill.privacy.summary import summary_of, words_of
+from fedstill.recipe.tables import TrackTable
 from fedstill.runs import folder as folders
 from fedstill.runs import pictures
 from fedstill.runs.digest import (
@@ -43,6 +45,7 @@ from fedstill.runs.digest import (
     digest,
     named_networks,
 )
+from fedstill.runs.track import TrackedLog, check_libraries, trackers_of
 
 ASLEEP = "asleep"  # clients' memories beyond a limit, while a run lasts
 
@@ -76,10 +79,12 @@ class Session:
         cache: Cache | None = None,
         notes: Sequence[str] = (),
         transport: Transport | None = None,
+        track: TrackTable | None = None,
         privacy: Privacy | None = None,
         spent: Sequence[Spending] = (),
     ):
-        self.about, self.folder = about, folder
+        check_libraries(track)
+        self.about, self.folder, self.track = about, folder, track
         self.keeping = keeping or Keeping()
         self.watch = watch
         some = folder is not None and self.keeping.pictures
@@ -163,10 +168,10 @@ class Session:
             self._run(log, done, self._first_notes(saved), lambda round: None)
             rows = log.rows()
         else:
-            with FolderLog(folder) as kept:
+            with FolderLog(folder) as kept, self._tracked(kept, done) as log_of_all:
                 kept.rewind(-1 if done is None else done)
                 save = partial(self._save, folder, kept)
-                self._run(kept, done, self._first_notes(saved), save)
+                self._run(log_of_all, done, self._first_notes(saved), save)
             rows = read_run(folder, unfinished=True)
             self._finish(folder, rows)
         if isinstance(self.engine, Leader):
@@ -182,6 +187,22 @@ class Session:
             self.engine, log, done=done, said=self._said, save=save, watch=self._watched,
             observers=[self.gallery],
         )  # fmt: skip
+
+    @contextmanager
+    def _tracked(self, log: Logbook, done: int | None) -> Iterator[Logbook]:
+        """The logbook, told to trackers as well where the recipe names some."""
+        if self.track is None or self.folder is None:
+            yield log
+            return
+        about = tomllib.loads(self.about.text)
+        trackers = trackers_of(self.track, self.folder, about, done)
+        tracked = TrackedLog(log, trackers)
+        try:
+            yield tracked
+            tracked.pass_on()
+        finally:
+            for tracker in trackers:
+                tracker.end()
 
     def _watched(self, progress: Progress) -> None:
         self._said = progress.bytes

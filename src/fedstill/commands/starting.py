@@ -1,0 +1,167 @@
+"""The command that makes a recipe: init, from options, a few questions, or one of ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+HEAD = """\
+# A recipe for fedstill. Change what you like, then:
+#   fedstill data {file}                        how the data are split
+#   fedstill run {file} --quick                 a small variant, to see that it runs
+#   fedstill run {file} --seeds 0 1 2           every method, three seeds
+#   fedstill compare runs/{name}                what came of it
+"""
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The recipe to write.")] = Path(
+        "recipe.toml"
+    ),
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A method; may be repeated. See fedstill methods."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A data set. See fedstill data.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Split the data among so many clients.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="By a Dirichlet distribution; small is very uneven.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="A network.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds.")] = None,
+    template: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="A recipe that comes with fedstill instead."),
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the recipes that come with fedstill.")
+    ] = False,
+) -> None:
+    """Write a recipe to start from: by options, by a few questions, or one that comes with us."""
+    if listing:
+        for name in recipe_names():
+            typer.echo(name)
+        return
+    given: dict[str, Any] = {
+        "method": method, "data": data, "clients": clients, "alpha": alpha, "model": model,
+        "rounds": rounds,
+    }  # fmt: skip
+    if template is None and not any(given.values()) and sys.stdin.isatty():
+        given = asked()
+    text = shipped(template) if template is not None else written(path, given)
+    _write_new(path, text)
+    typer.echo(f"{path} is written; next: fedstill run {path} --quick")
+
+
+def asked() -> dict[str, Any]:
+    """The same from a few questions."""
+    methods = typer.prompt("Methods, e.g. fedavg, feddm, desa", default="fedavg, feddm")
+    data = typer.prompt("Data set (fedstill data lists them)", default="digits5")
+    clients = typer.prompt("Clients to split it among; 0 keeps its own", default=0, type=int)
+    alpha = None
+    if clients:
+        alpha = typer.prompt("Dirichlet alpha, small is very uneven", default=0.5, type=float)
+    rounds = typer.prompt("Rounds", default=10, type=int)
+    return {
+        "method": [name.strip() for name in methods.split(",") if name.strip()],
+        "data": data, "clients": clients or None, "alpha": alpha, "model": None,
+        "rounds": rounds,
+    }  # fmt: skip
+
+
+def written(path: Path, given: dict[str, Any]) -> str:
+    """A recipe's text with these values; what is wrong with them is refused."""
+    import tomllib
+
+    from fedstill import recipe as config
+    from fedstill.core.errors import RecipeError
+    from fedstill.recipe.toml import toml_text
+
+    if given["alpha"] is not None and given["clients"] is None:
+        raise RecipeError("--alpha splits data among clients; say how many with --clients")
+    name = path.stem if path.stem != "recipe" else "first"
+    data: dict[str, Any] = {"name": given["data"] or "digits5"}
+    if given["clients"]:
+        kind = {"kind": "iid"} if given["alpha"] is None else {"kind": "dirichlet"}
+        share = {} if given["alpha"] is None else {"alpha": given["alpha"]}
+        data["partition"] = {**kind, "clients": given["clients"], **share}
+    tables = {
+        "run": {"name": name, "rounds": given["rounds"] or 10},
+        "data": data,
+        "models": {"name": given["model"] or "convnet"},
+    }
+    methods = given["method"] or ["fedavg", "feddm"]
+    text = HEAD.format(file=path.name, name=name) + "\n" + toml_text(tables)
+    text += "".join(f"\n{line}" for each in methods for line in _method(each))
+    text += '\n[quick]\n"run.rounds" = 1\n"method.preset" = "small"\n'
+    config.checked(tomllib.loads(text))
+    return text
+
+
+def shipped(name: str) -> str:
+    """The text of a recipe that comes with fedstill."""
+    from fedstill.core.errors import RecipeError, unknown
+
+    known = dict(_recipes())
+    if name.removesuffix(".toml") not in known:
+        raise RecipeError("--from: " + unknown("recipe", name, known))
+    return known[name.removesuffix(".toml")].read_text(encoding="utf-8")
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes that come with fedstill."""
+    return [name for name, _ in _recipes()]
+
+
+def _recipes() -> Iterator[tuple[str, Path]]:
+    """Those in the package, and in a checkout those of the repository."""
+    with as_file(files("fedstill") / "recipes") as inside:
+        places: Sequence[Path] = (inside, Path(__file__).parents[3] / "recipes")
+        seen: dict[str, Path] = {}
+        for place in places:
+            for path in sorted(place.rglob("*.toml")) if place.is_dir() else ():
+                seen.setdefault(str(path.relative_to(place).with_suffix("")), path)
+    yield from sorted(seen.items())
+
+
+def _method(name: str) -> Iterator[str]:
+    """A method's table, with its values as they stand otherwise."""
+    from dataclasses import fields
+
+    from fedstill.core.errors import RecipeError
+    from fedstill.methods import METHOD_NAMES
+
+    wrong = METHOD_NAMES.wrong(name)
+    if wrong:
+        raise RecipeError(f"--method: {wrong}")
+    plain = (int, float, str, bool)
+    values = [
+        f"{f.name} = {json.dumps(f.default)}" for f in fields(METHOD_NAMES[name])
+        if f.init and isinstance(f.default, plain)
+    ]  # fmt: skip
+    yield "[[method]]\n"
+    yield f'name = "{name}"\n'
+    yield f"# values stand as in: {', '.join(values[:4])}; fedstill show {name} has them all\n"
+
+
+def _write_new(path: Path, text: str) -> None:
+    from fedstill.core.errors import RecipeError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RecipeError(f"{path} is there already; give another name") from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be written: {error.strerror or error}") from error
