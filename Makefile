@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e
 
-.PHONY: demo test check bench-env clean
+.PHONY: demo demo-sites test check bench-env clean
 
 $(VENV)/.for-demo: pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ $(VENV)/.for-test: pyproject.toml constraints/cpu.txt
 
 demo: $(VENV)/.for-demo
 	$(BIN)/fedstill demo
+
+# A coordinator with three sites and then five peers, as processes of this machine.
+demo-sites: $(VENV)/.for-test
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/demo_sites.py
 
 check: $(VENV)/.for-test
 	$(BIN)/ruff check src tests examples benchmarks

@@ -59,7 +59,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "sites": (
         {
-            *("channels", "core", "engines", "federation", "metrics", "sites", "wire"),
+            *("channels", "core", "engines", "federation", "metrics", "privacy", "sites", "wire"),
         },
         {"torch", "zenoh", "cryptography"},  # of the last two, one file each
     ),
@@ -68,10 +68,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         LOWER | {"recipe", "runs"},
         {"torch", "numpy", "safetensors", "optuna", "matplotlib"},  # of the last, types alone
     ),
+    "deploy": (LOWER | {"recipe", "runs", "sites", "deploy"}, {"torch"}),
     "audit": (LOWER | {"audit"}, {"torch", "numpy", "scipy"}),
     "testing": (LOWER | {"recipe", "runs", "sites", "testing"}, {"torch", "numpy"}),
     "commands": (
-        LOWER | {"", "audit", "recipe", "runs", "commands"},
+        LOWER | {"", "audit", "deploy", "recipe", "runs", "sites", "commands"},
         {"torch", "numpy", "rich", "typer", "scipy", "sklearn"},
     ),
 }

@@ -14,9 +14,14 @@ from fedstill.core.errors import BadValue, SiteError, WireError
 from fedstill.core.method import Method, at_clients, at_server
 from fedstill.core.node import SERVER, Inbox, Node
 from fedstill.core.records import Message, State, Weights
+from fedstill.engines.execution import Execution
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.letters import Letters, kinds_of
+from fedstill.federation.budget import calibrated
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.exchange import Loopback
 from fedstill.sites.site import Policy, Site
@@ -210,12 +215,72 @@ def test_a_coordinator_that_asks_too_often_is_refused_and_a_repeat_costs_nothing
     engine = at_sites.engine_at(Diarist(), worlds.pictures(), "c0")
     hello = replace(STANDING, node="c0")
     limited = Site(engine, hello, policy=Policy(most_acts=2), folder=tmp_path)
-    asked = [words.written(act(step="tell", number=number)) for number in range(3)]
+    asked = [words.written(act(step="tell", round=round)) for round in (1, 2, 3)]
     for data in (asked[0], asked[0], asked[1], asked[1]):
         assert isinstance(words.read(limited.answer(data)), Acted)
     again = Site(engine, hello, policy=Policy(most_acts=2), folder=tmp_path)
     answer = words.read(again.answer(asked[2]))  # what was asked before it was restarted counts
     assert isinstance(answer, Refused) and "more than 2 different acts" in answer.text
+
+
+def test_an_act_that_is_not_in_the_plan_is_refused(site: Site) -> None:
+    assert "update is not act 2 of round 1" in refusal(site, act(number=2))
+    assert "update is not act -1 of round 1" in refusal(site, act(number=-1))
+    assert "update is not act 0 of round 0" in refusal(site, act(round=0))
+
+
+def private_site(folder: Path, key: bytes = b"k" * 32, epsilon: float = 4.0, **policy: Any) -> Site:
+    world, method = worlds.pictures(), METHODS["fedavg"](epochs=1, batch_size=8)
+    privacy = Privacy(epsilon=epsilon)
+    engine = worlds.engine_for(method, world, rounds=2)
+    ready = calibrated(replace(engine.experiment, privacy=privacy), Execution(device="cpu"))
+    own = at_sites.seen_from(world, "c0")
+    experiment = replace(ready, population=own)
+    hello = replace(STANDING, node="c0")
+    made = InProcess(experiment, Execution(device="cpu"))
+    return Site(made, hello, key=key, folder=folder, policy=Policy(**policy))
+
+
+def broadcast(shift: float = 0.0) -> Act:
+    world, method = worlds.pictures(), METHODS["fedavg"](epochs=1, batch_size=8)
+    engine = worlds.engine_for(method, world, rounds=2)
+    (first, *_) = method.each_round()
+    message = engine.play(first, 1, {SERVER: Inbox()})[SERVER].message
+    moved = message.replace(weights={n: w + shift for n, w in message.weights.items()})
+    places, letters = Letters(kinds_of(method)).enclosed({"c0": {SERVER: moved}})
+    return act(number=1, inbox=places["c0"], letters=letters)
+
+
+def test_noise_is_made_with_the_sites_key_and_a_release_is_repeated_bit_for_bit(
+    tmp_path: Path,
+) -> None:
+    asked = words.written(broadcast())
+    one = private_site(tmp_path / "a").answer(asked)
+    assert isinstance(words.read(one), Acted)
+    (tmp_path / "a" / "last-answer").unlink()  # so that it is played again, from the beginning
+    assert private_site(tmp_path / "a").answer(asked) == one
+    other = private_site(tmp_path / "b", key=b"x" * 32).answer(asked)
+    assert isinstance(words.read(other), Acted) and other != one
+
+
+def test_under_privacy_an_act_is_released_once_whatever_is_asked(tmp_path: Path) -> None:
+    site = private_site(tmp_path)
+    first, changed = broadcast(), broadcast(0.1)
+    assert isinstance(words.read(site.answer(words.written(first))), Acted)
+    assert "under privacy an act is released once" in refusal(site, changed)
+    again = private_site(tmp_path)  # also after it was started again
+    assert "under privacy an act is released once" in refusal(again, changed)
+    kept = words.written(first.replace(keep=("a" * 64,)))  # what is to be kept changes nothing
+    assert isinstance(words.read(again.answer(kept)), Acted)
+
+
+def test_a_site_takes_no_part_in_runs_that_promise_less_than_it_asks_for(tmp_path: Path) -> None:
+    private_site(tmp_path / "a", epsilon=4, most_epsilon=4)
+    with pytest.raises(SiteError, match=r"spends epsilon = 4 .* allows 2"):
+        private_site(tmp_path / "b", epsilon=4, most_epsilon=2)
+    engine = at_sites.engine_at(small(METHODS["fedavg"]), worlds.pictures(), "c0")
+    with pytest.raises(SiteError, match=r"the recipe promises none"):
+        Site(engine, STANDING, policy=Policy(most_epsilon=1))
 
 
 def test_the_last_answer_is_given_again_after_a_restart(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fedstill.commands import (
     budget,
     data,
     demonstration,
+    deploying,
     ledger,
     listings,
     looking,
@@ -49,6 +50,8 @@ COMMANDS = (
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(auditing.app, name="audit")
+for name, group in deploying.GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 def _print_version(asked: bool) -> None:

@@ -49,7 +49,7 @@ def data(
     changes = [*(overrides or []), *data_dir_change(data_dir)]
     first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
     collection = build.load_data(first)
-    public = build.load_public(first, collection)
+    public = build.load_public(first, collection.shape)
     listings.print_rows(counts_table(collection), form)
     for note in (*collection.notes, *public_notes(public, collection)):
         typer.echo(f"note: {note}", err=True)

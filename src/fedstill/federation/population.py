@@ -97,14 +97,7 @@ class Population:
     @cached_property
     def public(self) -> Data:
         """What everybody holds, without labels."""
-        if self.unlabelled is None:
-            return Data()
-        public, axes = self.unlabelled, self.unlabelled.inputs.ndim
-        return Data.unlabelled(
-            torch.from_numpy(public.inputs).to(self.device),
-            self._statistics(public.mean, axes),
-            self._statistics(public.std, axes),
-        )
+        return Data() if self.unlabelled is None else public_on(self.unlabelled, self.device)
 
     @cached_property
     def common_test(self) -> Data | None:
@@ -201,10 +194,7 @@ class Population:
 
     def _statistics(self, values: Statistics | None, axes: int) -> torch.Tensor | None:
         """A number for each channel, or each feature, as it goes with inputs of so many axes."""
-        if values is None:
-            return None
-        found = torch.tensor(values, dtype=torch.float32, device=self.device)
-        return found.reshape(-1, *[1] * (axes - 2))
+        return _by_channel(values, axes, self.device)
 
     def _key(self, examples: Examples, site: Site) -> Key:
         return str(self.device), id(examples), site.mean, site.std
@@ -216,6 +206,23 @@ def fitted(network: Networked, data: Collection) -> Model:
         return as_model(network, tuple(data.shape), data.classes)
     except BadValue as error:
         raise BadValue([f"networks: {line}" for line in error.faults]) from error
+
+
+def public_on(public: Unlabelled | None, device: torch.device | str) -> Data:
+    """Examples without labels as every party holds them."""
+    if public is None:
+        return Data()
+    mean, std = (_by_channel(v, public.inputs.ndim, device) for v in (public.mean, public.std))
+    return Data.unlabelled(torch.from_numpy(public.inputs).to(device), mean, std)
+
+
+def _by_channel(
+    values: Statistics | None, axes: int, device: torch.device | str
+) -> torch.Tensor | None:
+    if values is None:
+        return None
+    found = torch.tensor(values, dtype=torch.float32, device=device)
+    return found.reshape(-1, *[1] * (axes - 2))
 
 
 def public_notes(public: Unlabelled | None, data: Collection | None) -> list[str]:

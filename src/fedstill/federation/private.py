@@ -22,7 +22,7 @@ def misfits(privacy: Privacy, population: Population) -> Iterator[str]:
             f"but {most} has {sizes[most]}; such a delta allows to publish one of them"
         )
     if population.data is not None:
-        yield from _computed_normalisation(population.data)
+        yield from computed_normalisation(population.data)
 
 
 def present(population: Population) -> list[NodeId]:
@@ -37,7 +37,7 @@ def present(population: Population) -> list[NodeId]:
     return found
 
 
-def _computed_normalisation(data: Collection) -> Iterator[str]:
+def computed_normalisation(data: Collection) -> Iterator[str]:
     """A line where clients are normalised by statistics of the very records to be kept private."""
     known: dict[int, object] = {}
     for site in data.sites:

@@ -25,10 +25,13 @@ PROMISE = {
     ),
     "private": "one record of one client, with its label: there or not there",
 }
+SIMULATED = (
+    "noise is simulated: it is drawn from the recipe's seed, so whoever knows that can remove it"
+)
 LIMITS = (
     "of this run alone: further runs on the same records, with other seeds or settings, add up",
     "of training records; test records are scored exactly",
-    "noise is simulated: it is drawn from the recipe's seed, so whoever knows that can remove it",
+    SIMULATED,
     "noise is normal in floating point, not discrete",
 )
 
@@ -39,6 +42,7 @@ class Plan:
 
     noise: Mapping[NodeId, float]
     uses: Mapping[NodeId, Sequence[Use]]
+    secret: bool = False  # noise is made at sites, with keys that never leave them
 
     def rows(self) -> dict[NodeId, list[Spending]]:
         """The uses as rows of a ledger."""
@@ -85,6 +89,12 @@ class Privacy:
     def valid(self) -> bool:
         """Whether anything is promised."""
         return self.mechanism == "valid"
+
+    @property
+    def limits(self) -> Sequence[str]:
+        """What is not promised."""
+        secret = self.plan is not None and self.plan.secret
+        return [line for line in LIMITS if not (secret and line == SIMULATED)]
 
     @property
     def counts_sigma(self) -> float | None:

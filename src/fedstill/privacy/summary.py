@@ -9,7 +9,7 @@ from typing import Any
 from fedstill.core.errors import BadValue
 from fedstill.core.release import Spending
 from fedstill.privacy.ledger import composed
-from fedstill.privacy.privacy import LIMITS, PROMISE, Privacy
+from fedstill.privacy.privacy import PROMISE, Privacy
 
 NO_PROMISE = (
     "none: the papers' mechanism clips the gradient of a batch instead of each record's share in "
@@ -40,7 +40,7 @@ def summary_of(privacy: Privacy, rows: Iterable[Spending]) -> dict[str, Any]:
         **told,
         "noise_by_client": {node: _noise(privacy, own) for node, own in by_node(rows).items()},
         "promise": PROMISE[privacy.labels],
-        "limits": list(LIMITS),
+        "limits": list(privacy.limits),
     }
 
 
@@ -54,7 +54,7 @@ def words_of(privacy: Privacy) -> list[str]:
     return [
         f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} for the whole run, of "
         f"{PROMISE[privacy.labels]}",
-        *LIMITS,
+        *privacy.limits,
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 
@@ -33,15 +33,17 @@ KEYS = {
 }
 
 
-def experiment_of(recipe: Recipe) -> Experiment:
-    """The experiment that a recipe describes; virtual data are not made, see `runs.virtual`."""
-    collection = load_data(recipe)
-    public = load_public(recipe, collection)
-    models, server = made_models(recipe, collection)
+def experiment_of(recipe: Recipe, population: Population | None = None) -> Experiment:
+    """The experiment that a recipe describes; virtual data are not made, see `runs.virtual`.
+
+    Whoever does not see everybody's data gives the population as it is seen from there.
+    """
+    if population is None:
+        population = population_of(recipe)
     with _in_recipe_words():
         return Experiment(
             recipe.method,
-            Population(collection, server, networks=models, public=public),
+            population,
             rounds=recipe.run.rounds,
             seed=recipe.run.seed,
             topology=made_topology(recipe),
@@ -53,6 +55,15 @@ def experiment_of(recipe: Recipe) -> Experiment:
             metrics=recipe.run.metrics,
             privacy=recipe.privacy,
         )
+
+
+def population_of(recipe: Recipe) -> Population:
+    """Everybody's data and networks."""
+    collection = load_data(recipe)
+    public = load_public(recipe, collection.shape)
+    models, server = made_models(recipe, collection)
+    with _in_recipe_words():
+        return Population(collection, server, networks=models, public=public)
 
 
 def execution_of(recipe: Recipe) -> Execution:
@@ -113,7 +124,7 @@ def data_seed(recipe: Recipe) -> int:
     return recipe.run.seed if recipe.data.seed is None else recipe.data.seed
 
 
-def load_public(recipe: Recipe, collection: Collection) -> Unlabelled | None:
+def load_public(recipe: Recipe, shape: Sequence[int]) -> Unlabelled | None:
     """The recipe's public images in the clients' shape, or None; a fault names the table."""
     table = recipe.data.public
     if table is None:
@@ -121,7 +132,7 @@ def load_public(recipe: Recipe, collection: Collection) -> Unlabelled | None:
     try:
         return public_images(
             table.name,
-            collection.shape,
+            tuple(shape),
             count=table.count,
             seed=data_seed(recipe),
             data_dir=table.data_dir or recipe.data.data_dir,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +59,14 @@ class Keeping:
     pictures: bool = True
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """For a run between parties that keep their data: its digest, and what plays with others."""
+
+    digest: str
+    engine: Callable[[InProcess], Engine]
+
+
 class Session:
     """One run from its beginning or a checkpoint to its end, in a folder or in memory alone.
 
@@ -82,6 +90,7 @@ class Session:
         track: TrackTable | None = None,
         privacy: Privacy | None = None,
         spent: Sequence[Spending] = (),
+        agreed: Agreed | None = None,
     ):
         check_libraries(track)
         self.about, self.folder, self.track = about, folder, track
@@ -96,7 +105,10 @@ class Session:
         self.own_engine = engine_of(self.experiment, execution, cache=cache)
         self.engine = spread(self.own_engine, transport)
         self.device = self.own_engine.device
-        self.digest = "" if folder is None else digest(about.decisive, experiment.population)
+        if agreed is not None:
+            self.engine, self.digest = agreed.engine(self.own_engine), agreed.digest
+        else:
+            self.digest = "" if folder is None else digest(about.decisive, experiment.population)
         self.notes = [*experiment.population.notes, *execution.notes(experiment.networks), *notes]
         self.engine_note = f"{self.engine.name}, {execution.why_engine()}"
         self._said = 0  # bytes

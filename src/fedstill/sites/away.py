@@ -41,6 +41,7 @@ from fedstill.sites.words import (
 from fedstill.wire import codec
 
 R = TypeVar("R", bound=Record)
+ASKED = "asked"  # what is said of a site that was asked and has not answered yet
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Patience:
 
     start: Positive = 600.0  # for all sites to be there, and for steps before the first round
     step: Positive = 600.0  # for the answers to one request
+    gone: Positive = 90.0  # for one whose connection is lost to come back
     least: Whole = 1  # sites that must answer in each step; with fewer the run stops
 
 
@@ -221,12 +223,14 @@ class Away:
     ) -> dict[NodeId, R | Silence]:  # fmt: skip
         """The answer of each, of this kind and to this request, or why there is none."""
         sent = {node: words.written(request) for node, request in requests.items()}
+        for node, data in sent.items():
+            self.watch(Asked(node, round, step, len(data), 0, ASKED))
         came = self.exchange.ask(sent, seconds) if sent else {}
         found: dict[NodeId, R | Silence] = {}
         for node, request in requests.items():
-            data = came.get(node, Silence("did not answer"))
-            found[node] = self._read(kind, request, data)
-            answer, size = found[node], 0 if isinstance(data, Silence) else len(data)
+            answered = came.get(node, Silence("did not answer"))
+            found[node] = self._read(kind, request, answered)
+            answer, size = found[node], 0 if isinstance(answered, Silence) else len(answered)
             said = answer.reason if isinstance(answer, Silence) else "ok"
             self.watch(Asked(node, round, step, len(sent[node]), size, said))
         return found
@@ -255,7 +259,7 @@ class Away:
         try:
             messages = letters.opened(answer.letters, self.inner.device)
             outcome = outcome_of(answer.left, messages, round, step.name, node)
-            _check_kind(step, outcome)
+            check_kind(step, outcome)
             marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
         except (WireError, KeyError) as error:
             return Outcome(absent=f"sent what cannot be read: {words.told(str(error))}")
@@ -305,7 +309,7 @@ class Away:
         return {name: held.mark for name, held in found.items() if isinstance(held, AtSite)}
 
 
-def _check_kind(step: Step, outcome: Outcome) -> None:
+def check_kind(step: Step, outcome: Outcome) -> None:
     """A step sends its own kind of message and no other of the method's."""
     message = outcome.message
     each = message.values() if isinstance(message, Addressed) else [message]

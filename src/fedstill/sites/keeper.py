@@ -6,6 +6,7 @@ Nothing of it is sent but the answer. All of it is on the disk before an answer 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ class Keeper:
         held = engine.experiment.method.holds
         self.shelf = Shelf(engine.kind_of, memories, held, engine.device)
         self._last: tuple[str, bytes] | None = None  # request's digest and answer
-        self._asked: set[str] = set()  # digests of all acts that were asked for
+        self._asked: dict[str, str] = {}  # what was asked by its digest, and which act it was
         if folder is not None:
             with _on_disk(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ class Keeper:
             self.shelf.forget_others(wanted)
 
     def answer_to(self, request: bytes) -> bytes | None:
-        """The last answer, if it was to this very request."""
+        """The last answer, if this very thing was asked."""
         return self._last[1] if self._last and self._last[0] == _digest(request) else None
 
     def answered(self, request: bytes, answer: bytes) -> None:
@@ -67,14 +68,21 @@ class Keeper:
             with _on_disk(self.folder):
                 write_whole(self.folder / "last-answer", digest.encode() + answer)
 
-    def count(self, request: bytes) -> int:
-        """How many different acts were asked for, with this one."""
+    def asked_otherwise(self, act: str, request: bytes) -> bool:
+        """Whether the same act was asked for with something else in it."""
+        digest = _digest(request)
+        return any(act == other and known != digest for known, other in self._asked.items())
+
+    def count(self, act: str, request: bytes) -> int:
+        """How many different things were asked for, with this one; on the disk when it returns."""
         digest = _digest(request)
         if digest not in self._asked:
-            self._asked.add(digest)
+            self._asked[digest] = act
             if self.folder is not None:
                 with _on_disk(self.folder), (self.folder / "asked").open("a") as file:
-                    file.write(f"{digest}\n")
+                    file.write(f"{digest} {act}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
         return len(self._asked)
 
     def _kept(self, node: NodeId) -> str:
@@ -87,7 +95,8 @@ class Keeper:
     def _read_back(self, folder: Path) -> None:
         asked, last = folder / "asked", folder / "last-answer"
         if asked.exists():
-            self._asked = {*asked.read_text().split()}
+            lines = (line.split(" ", 1) for line in asked.read_text().splitlines())
+            self._asked = {line[0]: line[1] for line in lines if len(line) == 2}
         if last.exists():
             data = last.read_bytes()
             self._last = (data[:64].decode("ascii", "replace"), data[64:])

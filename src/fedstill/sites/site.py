@@ -21,7 +21,7 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import Inbox
-from fedstill.core.ranges import Count
+from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Direction, NodeId, Record
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import (
@@ -33,6 +33,7 @@ from fedstill.engines.ranks.letters import (
     steps_by_name,
     unpacked,
 )
+from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.keeper import Keeper
 from fedstill.sites.words import (
@@ -59,10 +60,26 @@ class Policy:
     allow_examples: bool = False  # take part in methods that show training examples to others
     tell_counts: bool = False  # say how many training examples of each class there are
     most_acts: Count | None = None  # different acts in all; twice the recipe's when left out
+    most_epsilon: Positive | None = None  # of a whole run; without one, none is asked for
 
     def __post_init__(self) -> None:
         if wrong := ranges.faults(self):
             raise BadValue([f"policy: {line}" for line in wrong])
+
+    def check_privacy(self, privacy: Privacy | None) -> None:
+        """Refuse a run that promises less than this site asks for."""
+        if self.most_epsilon is None:
+            return
+        if privacy is None or not privacy.valid:
+            raise SiteError(
+                f"this site asks for differential privacy (most_epsilon = {self.most_epsilon:g}), "
+                "and the recipe promises none"
+            )
+        if privacy.epsilon > self.most_epsilon:
+            raise SiteError(
+                f"the recipe spends epsilon = {privacy.epsilon:g} of each record's privacy, this "
+                f"site allows {self.most_epsilon:g} (most_epsilon)"
+            )
 
     def check(self, method: Method) -> None:
         """Refuse a method that this site does not take part in."""
@@ -98,12 +115,18 @@ class Site:
         folder: Path | None = None,
         watch: Callable[[Line], None] = lambda line: None,
         class_names: Sequence[str] = (),
+        key: bytes | None = None,
     ):
         self.engine, self.standing, self.folder, self.watch = engine, standing, folder, watch
         self.policy = policy or Policy()
         self.class_names = class_names
         method = engine.experiment.method
         self.policy.check(method)
+        self.private = engine.experiment.privacy is not None
+        self.policy.check_privacy(engine.experiment.privacy)
+        engine.key = key
+        if self.private and key is None:
+            raise SiteError("noise for privacy needs a key that only this site has")
         self.steps = {n: s for n, s in steps_by_name(method).items() if s.place is Place.CLIENTS}
         self.kinds, self.held = kinds_of(method), method.holds
         self.keeper = Keeper(self.name, engine, folder)
@@ -140,7 +163,8 @@ class Site:
                 raise SiteError(f"{type(request).__name__} is not asked of a site")
         match request:
             case Act():
-                return self.keeper.answer_to(data) or self._acted(request, data)
+                content = words.written(request.replace(keep=()))  # what it comes to
+                return self.keeper.answer_to(content) or self._acted(request, content)
             case Examine():
                 return self._examined(request)
         self.over = True
@@ -175,25 +199,40 @@ class Site:
     def _class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
-    def _acted(self, act: Act, data: bytes) -> bytes:
-        if act.step not in self.steps:
-            title = type(self.engine.experiment.method).__name__
-            raise SiteError(f"{title} has no step {words.told(act.step)} for clients")
-        if not 0 <= act.round <= self.engine.experiment.rounds:
-            raise SiteError(
-                f"it was asked for round {act.round}, but the recipe has "
-                f"{self.engine.experiment.rounds}"
-            )
+    def _acted(self, act: Act, content: bytes) -> bytes:
+        self._check_planned(act)
         if len(act.keep) > words.MOST_MARKS:
             raise SiteError(f"it was asked to keep {len(act.keep)} memories of one client")
-        if self.keeper.count(data) > self.most_acts:
+        place = f"{act.round} {act.number}"
+        if self.private and self.keeper.asked_otherwise(place, content):
+            raise SiteError(
+                f"it has played {act.step} of round {act.round} for another inbox or memory; under "
+                "privacy an act is released once"
+            )
+        if self.keeper.count(place, content) > self.most_acts:
             raise SiteError(
                 f"it was asked for more than {self.most_acts} different acts, the most that its "
                 "policy allows (most_acts)"
             )
         reply = words.written(self._played(act))
-        self.keeper.answered(data, reply)
+        self.keeper.answered(content, reply)
         return reply
+
+    def _check_planned(self, act: Act) -> None:
+        """Refuse an act that the recipe does not have at that place of that round."""
+        method, rounds = self.engine.experiment.method, self.engine.experiment.rounds
+        if act.step not in self.steps:
+            title = type(method).__name__
+            raise SiteError(f"{title} has no step {words.told(act.step)} for clients")
+        if not 0 <= act.round <= rounds:
+            raise SiteError(f"it was asked for round {act.round}, but the recipe has {rounds}")
+        last = method.after() if act.round == rounds else ()
+        plan = [*method.each_round(), *last] if act.round else method.before()
+        # The rest of a round is skipped where the server hears nobody, so a step may come sooner.
+        if act.number < 0 or act.step not in [step.name for step in plan[act.number :]]:
+            raise SiteError(
+                f"{act.step} is not act {act.number} of round {act.round} in the recipe's plan"
+            )
 
     def _played(self, act: Act) -> Acted:
         engine, name = self.engine, self.name

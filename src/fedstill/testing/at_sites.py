@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -62,3 +63,46 @@ def away(
     exchange = line(Loopback({name: site.answer for name, site in at.items()}))
     own = engine_at(method, world, SERVER, **options)
     return Away(own, exchange, STANDING, patience)
+
+
+class Meeting:
+    """Where peers in threads of one process say words and hear each other's."""
+
+    def __init__(self) -> None:
+        self.said: dict[tuple[NodeId, NodeId | None, str], bytes] = {}
+        self.present: set[NodeId] = set()
+        self.changed = threading.Condition()
+
+
+class ThreadMesh:
+    """One peer's end of such a meeting."""
+
+    def __init__(self, meeting: Meeting, me: NodeId):
+        self.meeting, self.me = meeting, me
+        with meeting.changed:
+            meeting.present.add(me)
+
+    def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None:
+        """Leave a word."""
+        with self.meeting.changed:
+            self.meeting.said[self.me, hearer, name] = bytes(data)
+            self.meeting.changed.notify_all()
+
+    def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
+        """A peer's word."""
+        key, meeting = (peer, self.me if "/" in name else None, name), self.meeting
+        with meeting.changed:
+            meeting.changed.wait_for(lambda: key in meeting.said, seconds)
+            return meeting.said.get(key)
+
+    def forget(self, before: int) -> None:
+        """Threads keep all words."""
+
+    def here(self) -> set[NodeId]:
+        """Who has not left."""
+        return set(self.meeting.present)
+
+    def leave(self) -> None:
+        """Be no longer there."""
+        with self.meeting.changed:
+            self.meeting.present.discard(self.me)

@@ -1,0 +1,338 @@
+"""Commands for runs between parties that keep their data: deploy, site, peer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstill.commands.options import Overrides
+
+deploy = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make, run and watch a deployment."
+)
+site = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Take part in a deployment as a site."
+)
+peer = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Take part without a coordinator."
+)
+GROUPS = {"deploy": deploy, "site": site, "peer": peer}
+
+Out = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
+Own = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that this site was sent.")]
+DataDir = Annotated[
+    str | None, typer.Option(help="Folder with the files of public data, where a recipe has some.")
+]
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Say what to install where the libraries of sites are missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from fedstill.core.errors import SiteError
+
+        if error.name is None or error.name.split(".")[0] not in ("zenoh", "cryptography"):
+            raise
+        raise SiteError(
+            f"{error.name} is missing; sites need it: pip install 'fedstill[sites]'"
+        ) from error
+
+
+@deploy.command()
+def make(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file.")],
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option(help="Where sites reach the coordinator, HOST:PORT.")
+    ] = "",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=HOST:PORT",
+            help="Without a coordinator: where a peer listens; repeat it for each that can.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="A new folder.")] = Path("deployment"),
+    only: Annotated[str | None, typer.Option(metavar="LABEL", help="Of several methods.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds for the answers to a step.")] = 600.0,
+    start_deadline: Annotated[
+        float, typer.Option(help="Seconds for all to be there, and for the steps before round 1.")
+    ] = 600.0,
+    gone: Annotated[
+        float, typer.Option(help="Seconds that a lost connection may take to come back.")
+    ] = 90.0,
+    least: Annotated[int, typer.Option(help="Sites that must answer each step.", min=0)] = 1,
+) -> None:
+    """Make a deployment of a recipe: a coordinator's folder and an invitation for each site."""
+    with _installed():
+        from fedstill import recipe as config
+        from fedstill.deploy import folder as folders
+        from fedstill.sites.away import Patience
+
+    labels = [only] if only else []
+    recipes = config.checked(config.read_recipe(recipe, overrides or [], only=labels))
+    recipes = config.chosen(recipes, labels)
+    if len(recipes) != 1:
+        from fedstill.core.errors import RecipeError
+
+        known = ", ".join(one.label for one in recipes)
+        raise RecipeError(f"a deployment plays one method; choose one with --only: {known}")
+    made = folders.make(
+        recipes[0], out, address=address, addresses=_addresses(peer or [], address),
+        patience=Patience(start_deadline, deadline, gone, least),
+    )  # fmt: skip
+    typer.echo(f"run {made.run}, recipe {made.number}")
+    typer.echo(
+        f"send to each site its folder in {out / 'invitations'}, and tell it the recipe's number "
+        "on another way, such as by telephone"
+    )
+    then = f"fedstill deploy start {out}" if address else "each site: fedstill peer start DIR"
+    typer.echo(f"then: fedstill deploy sign {out} SITE.csr for each site, and {then}")
+
+
+def _addresses(pairs: list[str], address: str) -> dict[str, str]:
+    from fedstill.core.errors import BadValue
+
+    if bool(pairs) == bool(address):
+        raise BadValue(
+            "give --address HOST:PORT of the coordinator, or, for a method whose clients speak to "
+            "each other, --peer NAME=HOST:PORT for each peer that can listen"
+        )
+    wrong = [pair for pair in pairs if "=" not in pair]
+    if wrong:
+        raise BadValue([f"--peer {pair}: write it as NAME=HOST:PORT" for pair in wrong])
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+@deploy.command()
+def sign(
+    folder: Out,
+    requests: Annotated[list[Path], typer.Argument(metavar="SITE.csr", help="What sites sent.")],
+    days: Annotated[int, typer.Option(help="How long a certificate is valid.", min=1)] = 365,
+) -> None:
+    """Sign the requests of sites; their keys never leave them."""
+    with _installed():
+        from fedstill.deploy import folder as folders
+
+    for file in requests:
+        typer.echo(f"signed {folders.sign(folder, file, days)}; send it back to {file.stem}")
+
+
+@deploy.command()
+def start(folder: Out, data_dir: DataDir = None) -> None:
+    """Run the coordinator, from the beginning or from where it was stopped or killed."""
+    with _installed():
+        from fedstill.deploy import coordinator
+
+    try:
+        found = coordinator.start(folder, typer.echo, data_dir)
+    except KeyboardInterrupt:
+        typer.echo(f"fedstill: stopped; go on with `fedstill deploy start {folder}`", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"done → {found}")
+
+
+@deploy.command()
+def stop(folder: Out) -> None:
+    """Ask the coordinator to stop; it can be started again and goes on exactly."""
+    from fedstill.deploy.board import ask_to_stop
+
+    ask_to_stop(folder / "coordinator" / "run")
+    typer.echo(f"asked; go on with `fedstill deploy start {folder}`")
+
+
+@deploy.command(name="status")
+def deploy_status(
+    folder: Out,
+    watch: Annotated[bool, typer.Option("--watch", help="Until the run has ended.")] = False,
+) -> None:
+    """Who is in which step, when each was last seen, and how many bytes went."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from fedstill.deploy.board import read_board
+
+    place, screen = folder / "coordinator" / "run", Console()
+    if not watch:
+        screen.print(_table(read_board(place)))
+        return
+    with Live(_table(read_board(place)), console=screen) as live:
+        while not (found := read_board(place))["ended"]:
+            live.update(_table(found))
+            time.sleep(1)
+        live.update(_table(found))
+
+
+def _table(board: Any) -> Any:
+    from rich.table import Table
+
+    from fedstill.report.amounts import human_bytes
+
+    score = "" if board["score"] is None else f" · {board['score']:.4f}"
+    state = " · ended" if board["ended"] else ""
+    table = Table(title=f"{board['run']} · round {board['round']}/{board['rounds']}{score}{state}")
+    for column in ("site", "here", "round", "step", "said", "last seen", "sent", "received"):
+        table.add_column(column)
+    for name, row in board["sites"].items():
+        ago = "never" if row["last_seen"] is None else f"{board['at'] - row['last_seen']:.0f} s ago"
+        table.add_row(
+            name, "yes" if row["here"] else "no", str(row["round"]), row["step"], row["said"],
+            ago, human_bytes(row["bytes_sent"]), human_bytes(row["bytes_received"]),
+        )  # fmt: skip
+    return table
+
+
+@site.command()
+def join(
+    folder: Own,
+    data: Annotated[Path, typer.Option(help="This site's images: a folder or an .npz file.")],
+    agree: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="The recipe's number, as you were told it.")
+    ] = None,
+    allow_examples: Annotated[
+        bool, typer.Option("--allow-examples", help="Take part though examples are shown.")
+    ] = False,
+    tell_counts: Annotated[
+        bool, typer.Option("--tell-counts", help="Say how many examples of each class there are.")
+    ] = False,
+    most_acts: Annotated[
+        int | None, typer.Option(help="Different acts in all.  [default: twice the recipe's]")
+    ] = None,
+    most_epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy: the most that a run may spend.")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
+) -> None:
+    """See what will leave this site, agree to it, and make a key that stays here."""
+    with _installed():
+        from fedstill.core.errors import SiteError
+        from fedstill.deploy import site as sites
+        from fedstill.sites.site import Policy
+
+    invited = sites.opened(folder, data_dir)
+    for line in _leaving(invited.recipe, invited.deployment):
+        typer.echo(line)
+    policy = Policy(allow_examples, tell_counts, most_acts, most_epsilon)
+    policy.check(invited.recipe.method)
+    policy.check_privacy(invited.recipe.privacy)
+    if agree is None:
+        raise SiteError(
+            f"to take part, add --agree NUMBER with the number that the coordinator told you; the "
+            f"recipe in {folder} has {invited.deployment.number}"
+        )
+    asked = sites.join(invited, data, agree, policy, data_dir=data_dir, device=device)
+    name = invited.deployment.name
+    typer.echo(f"send {asked} to the coordinator; put the {name}.pem that comes back into {folder}")
+    kind = "site" if invited.deployment.address else "peer"
+    typer.echo(f"then: fedstill site check {folder}, and fedstill {kind} start {folder}")
+
+
+def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
+    """What leaves a site: fields, bytes, how often."""
+    from fedstill.commands import show as shows
+    from fedstill.deploy.place import networks
+    from fedstill.report.amounts import human_bytes
+
+    models, _ = networks(recipe)
+    network = models[deployment.name]
+    public = recipe.data.public.count or 1000 if recipe.data.public else 0
+    stage = shows.Stage(network, network.classes, public=public)
+    method, rounds = recipe.method, recipe.run.rounds
+    others = [name for name in deployment.sites if name != deployment.name]
+    yield f"{deployment.name}: {recipe.method_name}, {rounds} rounds, with {', '.join(others)}"
+    for step in shows.shown(method, recipe.method_name, stage)["steps"]:
+        if step["at"] != "clients" or not step["sends"]:
+            continue
+        often = "once" if step["part"] != "each round" else f"in each of {rounds} rounds"
+        times = f", {step['times']} times" if step["times"] > 1 else ""
+        fields = ", ".join(
+            f"{name} ({human_bytes(field['bytes'])})"
+            for name, field in step["sends"]["fields"].items()
+        )
+        yield f"  leaves this site in {step['name']}, {often}{times}: {fields}"
+    if recipe.privacy is not None and recipe.privacy.valid:
+        yield (
+            f"  differential privacy: epsilon = {recipe.privacy.epsilon:g} at delta = "
+            f"{recipe.privacy.delta:g} for the whole run, with noise from a key that stays here"
+        )
+    if method.sends_examples:
+        yield "  this method shows training examples to others"
+    if deployment.address:
+        yield "  leaves this site besides: mean losses of training, scores on its test set"
+    yield f"  recipe {deployment.number} (compare it with what the coordinator tells you)"
+
+
+@site.command()
+def check(folder: Own) -> None:
+    """Look at this site's data and certificate; nothing is connected."""
+    with _installed():
+        from fedstill.core.errors import SiteError
+        from fedstill.deploy import site as sites
+
+    invited, found, wrong = sites.checked(folder)
+    (own,) = found.sites
+    counts = dict(zip(found.class_names, own.counts(found.classes).tolist(), strict=True))
+    by_class = ", ".join(f"{name} {count}" for name, count in counts.items())
+    shape = "x".join(map(str, found.shape))
+    typer.echo(
+        f"{invited.deployment.name}: {len(own)} training and {len(own.test)} test images {shape}; "
+        f"by class {by_class}"
+    )
+    for note in found.notes:
+        typer.echo(f"  {note}")
+    if wrong:
+        raise SiteError("\n".join(wrong))
+    typer.echo(f"ready: fedstill {'site' if invited.deployment.address else 'peer'} start {folder}")
+
+
+@site.command(name="start")
+def site_start(folder: Own) -> None:
+    """Answer the coordinator until the run is over; calls again whenever the line is lost."""
+    with _installed():
+        from fedstill.deploy import site as sites
+
+    try:
+        sites.start(folder, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(f"fedstill: stopped; go on with `fedstill site start {folder}`", err=True)
+        raise typer.Exit(130) from None
+
+
+@site.command(name="status")
+def site_status(folder: Own) -> None:
+    """What this site has answered so far, and how many bytes left it."""
+    with _installed():
+        from fedstill.deploy import site as sites
+    from fedstill.report.amounts import human_bytes
+
+    rows = sites.answers(folder)
+    if not rows:
+        typer.echo("nothing was asked yet")
+        return
+    sent = sum(int(row["bytes_out"]) for row in rows)
+    refused = sum(row["said"] != "ok" for row in rows)
+    typer.echo(f"{len(rows)} answers, {refused} of them refusals; {human_bytes(sent)} left")
+    last = rows[-1]
+    typer.echo(f"last: {last['at']} round {last['round'] or '-'} {last['asked']}: {last['said']}")
+
+
+@peer.command(name="start")
+def peer_start(folder: Own) -> None:
+    """Take part without a coordinator, from the beginning or from where this peer was stopped."""
+    with _installed():
+        from fedstill.deploy import peer as peers
+
+    try:
+        found = peers.start(folder, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(f"fedstill: stopped; go on with `fedstill peer start {folder}`", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"done → {found}")

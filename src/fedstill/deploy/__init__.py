@@ -1,0 +1,1 @@
+"""Deployments: a recipe turned into folders for a coordinator, sites and peers, and run there."""

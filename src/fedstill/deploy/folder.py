@@ -1,0 +1,224 @@
+"""The folders of a deployment: what the coordinator hands out, and what each site adds for itself.
+
+    consortium/coordinator         the authority's key, the recipe, the run folder
+    consortium/invitations/NAME    what is sent to a site: recipe, roster, authority's certificate
+
+A site puts its own `site.toml`, its key and its certificate beside what it was sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstill.core import ranges
+from fedstill.core.errors import BadValue, SiteError
+from fedstill.core.files import write_whole
+from fedstill.core.records import NodeId
+from fedstill.deploy.place import agreed_digest, check, names_of, networks, spoken, without_paths
+from fedstill.recipe.build import load_public
+from fedstill.recipe.check import checked
+from fedstill.recipe.fields import read_table
+from fedstill.recipe.read import read_recipe
+from fedstill.recipe.tables import Recipe, Table, values
+from fedstill.recipe.toml import toml_text
+from fedstill.runs.folder import safe
+from fedstill.sites import certificates
+from fedstill.sites.away import Patience
+from fedstill.sites.credentials import Credentials
+from fedstill.sites.peers import check_no_server
+from fedstill.sites.site import Policy
+from fedstill.sites.zenoh import COORDINATOR
+
+AGREEMENT, OWN_TABLE, RECIPE = "deployment.toml", "site.toml", "recipe.toml"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What all parties of a run are told; `name` is the party whose folder it is."""
+
+    run: str
+    recipe: str  # the digest
+    sites: tuple[str, ...]
+    name: str = COORDINATOR
+    address: str = ""  # of the coordinator; empty for peers
+    addresses: Mapping[NodeId, str] = field(default_factory=dict)  # of peers that listen
+
+    @property
+    def number(self) -> str:
+        """The recipe's number, as it is told by telephone."""
+        return spoken(self.recipe)
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """What a site says for itself."""
+
+    data: str  # a folder or an .npz file
+    agreed: str  # the digest of the recipe that it has agreed to
+    content: str  # the digest of its data when it joined
+    data_dir: str | None = None  # for public data
+    device: str = "auto"
+
+
+def make(
+    recipe: Recipe, out: Path, *, address: str, addresses: Mapping[NodeId, str] | None = None,
+    patience: Patience | None = None,
+) -> Deployment:  # fmt: skip
+    """A new deployment: a folder for the coordinator, and an invitation for each site."""
+    check(recipe)
+    names = names_of(recipe)
+    _check_names(names)
+    _check_address(address, addresses or {}, names)
+    if not address:
+        check_no_server(recipe.method)
+    if out.exists() and any(out.iterdir()):
+        raise SiteError(f"{out} holds other things; a deployment needs a folder of its own")
+    models, _ = networks(recipe)  # refuses networks that nobody could build
+    shape = next(iter(models.values())).shape
+    digest = agreed_digest(recipe, load_public(recipe, shape))
+    run = f"{safe(recipe.run.name)}-{secrets.token_hex(4)}"
+    made = Deployment(run, digest, tuple(names), COORDINATOR, address, dict(addresses or {}))
+    own = out / COORDINATOR
+    own.mkdir(parents=True)
+    authority = certificates.make_authority(own)
+    host = address.rsplit(":", 1)[0] if address else ""
+    asked = certificates.request(own, COORDINATOR)
+    pem = certificates.signed(authority, asked.read_bytes(), COORDINATOR, [host] if host else [])
+    write_whole(own / f"{COORDINATOR}.pem", pem)
+    asked.unlink()
+    text = toml_text(without_paths(recipe).as_tables())
+    waiting = {"patience": values(patience or Patience())}
+    _write(own, made, text, waiting)
+    for name in names:
+        place = out / "invitations" / name
+        place.mkdir(parents=True)
+        _write(place, _for(made, name), text, {} if address else waiting)
+        shutil.copy(own / "ca.crt", place / "ca.crt")
+    return made
+
+
+def _write(folder: Path, made: Deployment, recipe: str, more: Table) -> None:
+    write_whole(folder / RECIPE, recipe)
+    write_whole(folder / AGREEMENT, toml_text({"deployment": values(made), **more}))
+
+
+def _for(made: Deployment, name: NodeId) -> Deployment:
+    told = {f: getattr(made, f) for f in ("run", "recipe", "sites", "address", "addresses")}
+    return Deployment(name=name, **told)
+
+
+def sign(out: Path, file: Path, days: int = 365) -> Path:
+    """Sign a site's request; returns the certificate that goes back to it."""
+    own = out / COORDINATOR
+    deployment, name = read_deployment(own), file.stem
+    if name not in deployment.sites:
+        raise SiteError(
+            f"{name} is not a site of this deployment; known: {', '.join(deployment.sites)}"
+        )
+    address = deployment.addresses.get(name, "")
+    hosts = [address.rsplit(":", 1)[0]] if address else []
+    try:
+        asked = file.read_bytes()
+    except OSError as error:
+        raise SiteError(f"cannot read {file}: {error.strerror or error}") from error
+    pem = certificates.signed(certificates.read_authority(own), asked, name, hosts, days)
+    target = own / "signed" / f"{name}.pem"
+    target.parent.mkdir(exist_ok=True)
+    write_whole(target, pem)
+    return target
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """What a folder of a deployment says."""
+    found: Deployment = _read(Deployment, folder / AGREEMENT, "deployment", _not_one(folder))
+    return found
+
+
+def read_patience(folder: Path) -> Patience:
+    """How long the coordinator of a deployment waits."""
+    found: Patience = _read(Patience, folder / AGREEMENT, "patience", _not_one(folder))
+    return found
+
+
+def read_own(folder: Path) -> tuple[OwnTable, Policy]:
+    """What a site says for itself, and what it allows."""
+    missing = f"{folder} has no {OWN_TABLE}; join first: fedstill site join {folder} --data PATH"
+    own = _read(OwnTable, folder / OWN_TABLE, "site", missing)
+    return own, _read(Policy, folder / OWN_TABLE, "policy", missing)
+
+
+def write_own(folder: Path, own: OwnTable, policy: Policy) -> None:
+    """Write what a site says for itself."""
+    text = toml_text({"site": values(own), "policy": values(policy)})
+    write_whole(folder / OWN_TABLE, text)
+
+
+def read_agreed(folder: Path) -> Recipe:
+    """The recipe of a folder of a deployment."""
+    (recipe,) = checked(read_recipe(folder / RECIPE))
+    return recipe
+
+
+def credentials(folder: Path, deployment: Deployment) -> Credentials:
+    """Key and certificates of the party whose folder it is."""
+    return Credentials(folder, deployment.name)
+
+
+def check_agreed(what: str, here: str, agreed: str) -> None:
+    """Refuse what is not what was agreed on, with both values."""
+    if here != agreed:
+        raise SiteError(
+            f"{what} has the number {spoken(here)}, but {spoken(agreed)} was agreed on; ask the "
+            "coordinator for the recipe again, or join anew"
+        )
+
+
+def _read(kind: type[Any], path: Path, table: str, missing: str) -> Any:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SiteError(missing) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SiteError(f"{path} cannot be read: {error}") from error
+    wrong: list[str] = []
+    found = read_table(kind, tables.get(table, {}), table, wrong)
+    if found is not None:
+        wrong += [f"{table}.{line}" for line in ranges.faults(found)]
+    if wrong or found is None:
+        raise BadValue([f"{path}: {line}" for line in dict.fromkeys(wrong)])
+    return found
+
+
+def _not_one(folder: Path) -> str:
+    return (
+        f"{folder} is no folder of a deployment: there is no {AGREEMENT} in it; a coordinator "
+        "makes one with `fedstill deploy make`, a site is sent one"
+    )
+
+
+def _check_names(names: Sequence[NodeId]) -> None:
+    wrong = [n for n in names if n == COORDINATOR or not n or safe(n) != n or len(n) > 60]
+    if wrong:
+        raise BadValue(
+            [
+                f"data.options.clients: {name!r} cannot name a site; use letters, digits, . _ + -"
+                for name in wrong
+            ]
+        )
+
+
+def _check_address(address: str, addresses: Mapping[NodeId, str], names: Sequence[NodeId]) -> None:
+    strangers = [name for name in addresses if name not in names]
+    lines = [f"--peer {name}: no such site; known: {', '.join(names)}" for name in strangers]
+    for text in [*([address] if address else []), *addresses.values()]:
+        host, colon, port = text.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            lines.append(f"{text!r} is no address; write it as HOST:PORT, e.g. fl.example.org:7447")
+    if lines:
+        raise BadValue(lines)

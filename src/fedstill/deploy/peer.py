@@ -1,0 +1,150 @@
+"""A peer's process: no coordinator; it finds the others, plays the round loop, and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fedstill.core.errors import SiteError
+from fedstill.deploy import folder as folders
+from fedstill.deploy.folder import Deployment
+from fedstill.deploy.place import Place, placed
+from fedstill.deploy.site import RUN, Invited, checked, credentials_of
+from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.run import Progress
+from fedstill.recipe.tables import Recipe
+from fedstill.runs import folder as run_folders
+from fedstill.runs.digest import of_recipe
+from fedstill.runs.session import Agreed, Keeping, Session
+from fedstill.sites import zenoh
+from fedstill.sites.peers import Peers, check_no_server
+from fedstill.sites.zenoh import ZenohMesh
+
+Say = Callable[[str], None]
+END = 20.0  # seconds that a peer stays after its last round, so that others hear its last word
+
+
+def start(folder: Path, say: Say) -> Path:
+    """Take part as a peer, from the beginning or from the last checkpoint; returns the folder."""
+    own, _ = folders.read_own(folder)
+    invited, _, wrong = checked(folder)
+    deployment = invited.deployment
+    if deployment.address:
+        raise SiteError("this deployment has a coordinator; start it with `fedstill site start`")
+    check_no_server(invited.recipe.method)
+    _check_open(invited.recipe)
+    if wrong:
+        raise SiteError("\n".join(wrong))
+    run_folder = folder / RUN
+    if (run_folder / "summary.json").exists():
+        say(f"this run is finished: {run_folder}")
+        return run_folder
+    run_folder.mkdir(exist_ok=True)
+    with ExitStack() as held:
+        held.enter_context(run_folders.alone(run_folder))
+        place = held.enter_context(
+            placed(
+                invited.recipe, deployment.name, folder, path=own.data, data_dir=own.data_dir,
+                device=own.device,
+            )
+        )  # fmt: skip
+        mesh = _connected(invited)
+        held.callback(mesh.close)
+        _played(place, invited, mesh, run_folder, say)
+    return run_folder
+
+
+def _check_open(recipe: Recipe) -> None:
+    """Refuse privacy among peers: a round that is played again would show its noise."""
+    if recipe.privacy is not None:
+        raise SiteError(
+            "privacy: peers that come back play their last round again with what they hear then, "
+            "which would show their noise; use a deployment with a coordinator"
+        )
+
+
+def _connected(invited: Invited) -> ZenohMesh:
+    deployment = invited.deployment
+    others = [name for name in deployment.sites if name != deployment.name]
+    listening = deployment.addresses.get(deployment.name)
+    settings = zenoh.of_peer(
+        credentials_of(invited),
+        deployment.run,
+        listening,
+        {name: deployment.addresses.get(name) for name in others},
+    )
+    return ZenohMesh(zenoh.opened(settings), deployment.run, deployment.name, others)
+
+
+def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: Say) -> None:
+    patience, deployment = folders.read_patience(invited.folder), invited.deployment
+    engines: list[Peers] = []
+
+    def among_peers(own: InProcess) -> Peers:
+        engines.append(Peers(own, mesh, place.standing(deployment.run), patience))
+        return engines[0]
+
+    def watch(progress: Progress) -> None:
+        score = "" if progress.score is None else f" · {progress.metric} {progress.score:.4f}"
+        here = len(mesh.here()) + 1
+        say(
+            f"round {progress.round}/{progress.rounds}{score} · {here}/{len(deployment.sites)} "
+            f"peers · {progress.seconds:.1f} s"
+        )
+
+    run = place.recipe.run
+    session = Session(
+        place.experiment,
+        place.execution,
+        of_recipe(place.recipe),
+        folder=folder,
+        keeping=Keeping(run.checkpoint_every, run.keep_checkpoints, run.pictures),
+        watch=watch,
+        cache=place.cache,
+        agreed=Agreed(place.agreed, among_peers),
+    )
+    begun = run_folders.description_in(folder) is not None
+    with _among(engines[0], deployment, patience.start, begun, say):
+        if begun:
+            say("going on from the last checkpoint")
+            session.resume(changed=False)
+        else:
+            session.begin()
+
+
+@contextmanager
+def _among(
+    peers: Peers, deployment: Deployment, seconds: float, begun: bool, say: Say
+) -> Iterator[None]:
+    """Find the others first, and stay until they have heard the last word.
+
+    At the beginning all must be there; one who comes back needs nobody's leave.
+    """
+    mesh = peers.mesh
+    assert isinstance(mesh, ZenohMesh)
+    peers.stand()
+    try:
+        say(f"{deployment.name} looks for {', '.join(peers.others)}")
+        missing = mesh.present.wait_for(peers.others, 5.0 if begun else seconds)
+        if missing and not begun:
+            raise SiteError(
+                f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
+                "that do not hear each other, at least one must listen at an address"
+            )
+        for peer, said in peers.standings(5.0).items():
+            peers.check_standing(peer, said)
+        yield
+        peers.round = peers.experiment.rounds
+        peers.stand(ended=True)
+        until = time.monotonic() + END
+        while time.monotonic() < until:
+            standings = peers.standings()
+            if all(said.ended for said in standings.values()):
+                break
+            time.sleep(0.2)
+        time.sleep(0.5)  # for the last question about where this peer is
+        say("the run is over")
+    finally:
+        peers.close()

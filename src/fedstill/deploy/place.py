@@ -1,0 +1,227 @@
+"""What a recipe describes as it is seen from one place: all but others' data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.errors import RecipeError
+from fedstill.core.model import Model
+from fedstill.core.records import NodeId
+from fedstill.data import Collection, Unlabelled
+from fedstill.engines.execution import Execution
+from fedstill.federation.budget import calibrated
+from fedstill.federation.cache import FolderCache
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Party, Population, public_on
+from fedstill.federation.private import computed_normalisation
+from fedstill.logbook.environment import environment
+from fedstill.privacy.privacy import Plan
+from fedstill.recipe.build import execution_of, experiment_of, load_data, load_public
+from fedstill.recipe.tables import Recipe, Table
+from fedstill.runs.digest import decisive
+from fedstill.runs.virtual import virtual_sets
+from fedstill.sites.people import OnePlace
+from fedstill.sites.words import Hello
+from fedstill.wire import codec
+
+OWN = "own"  # the data set of which every client brings a part
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A recipe's objects at one party; `collection` are its own data, None at a coordinator."""
+
+    recipe: Recipe
+    me: NodeId
+    experiment: Experiment
+    execution: Execution
+    cache: FolderCache
+    agreed: str
+    collection: Collection | None
+
+    def standing(self, run: str) -> Hello:
+        """What this party has agreed on, and what it runs."""
+        facts = environment()
+        return Hello(
+            run, self.me, self.agreed, facts["fedstill"], codec.VERSION, facts["torch"]
+        )  # fmt: skip
+
+
+def faults(recipe: Recipe) -> list[str]:
+    """Why a recipe cannot be played between parties that keep their data; a line each."""
+    data, lines = recipe.data, []
+    if data.name != OWN or not isinstance(data.options.get("clients"), Mapping):
+        return [
+            f"data.name = {data.name!r}: every site brings its own data, so write data.name = "
+            '"own" and a table data.options.clients with the names of the sites'
+        ]
+    if data.partition is not None:
+        lines.append("data.partition: data that stay at their sites cannot be split; leave it out")
+    wanted = {
+        "data.size": data.size,
+        "data.channels": data.channels,
+        "data.options.class_names": data.options.get("class_names"),
+    }
+    lines += [
+        f"{key} is missing; nobody sees all data, so the recipe must say it"
+        for key, value in wanted.items()
+        if not value
+    ]
+    if recipe.privacy is not None and data.virtual is not None and not recipe.method.distils:
+        lines.append(
+            "data.virtual: at sites virtual data are made without noise, so they cannot stand "
+            "beside a table [privacy]; leave one of them out"
+        )
+    if recipe.run.scores == "cross":
+        lines.append('run.scores = "cross": nobody has another\'s tests; use "own" or "auto"')
+    lines += [
+        f"{key} = {value!r} lies in a file of yours; code does not travel: install it at every "
+        "site as a plug-in and give its name"
+        for key, value in _texts(recipe.as_tables())
+        if ".py:" in value and not key.startswith(("about", "reported"))
+    ]
+    return lines
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse a recipe that cannot be played between parties that keep their data."""
+    if lines := faults(recipe):
+        raise RecipeError(lines)
+
+
+def names_of(recipe: Recipe) -> list[NodeId]:
+    """The sites, in the order of the recipe."""
+    return list(recipe.data.options["clients"])
+
+
+def without_paths(recipe: Recipe) -> Recipe:
+    """The same recipe with names where paths stood: those are each site's own business."""
+    options = {**recipe.data.options, "clients": {name: name for name in names_of(recipe)}}
+    return replace(recipe, data=replace(recipe.data, data_dir=None, options=options))
+
+
+def agreed_tables(recipe: Recipe) -> Table:
+    """All that the parties of a run must agree on; paths and content are each one's own."""
+    tables = decisive(without_paths(recipe))
+    run = recipe.run
+    tables["run"] = {
+        **tables["run"],
+        "rounds": run.rounds,
+        "evaluate_every": run.evaluate_every,
+        "metrics": list(run.metrics),
+    }
+    return tables
+
+
+def agreed_digest(recipe: Recipe, public: Unlabelled | None = None) -> str:
+    """The number of a recipe: equal where all that must be agreed on is equal."""
+    tables = agreed_tables(recipe)
+    if public is not None:
+        tables["public content"] = public.digest()
+    text = json.dumps(tables, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def spoken(digest: str) -> str:
+    """A recipe's number as people tell it each other: f25f-9aaa-584c-9f44."""
+    return "-".join(digest[i : i + 4] for i in range(0, 16, 4))
+
+
+def networks(recipe: Recipe) -> tuple[dict[NodeId, Model], Model]:
+    """Everybody's network, and the server's."""
+    channels, size = recipe.data.channels or 1, recipe.data.size or 1
+    shape, classes = (channels, size, size), len(recipe.data.options["class_names"])
+    models = recipe.models.models(names_of(recipe), shape, classes)
+    return models, recipe.models.common.model(shape, classes)
+
+
+def own_data(recipe: Recipe, me: NodeId, path: str) -> Collection:
+    """The data of one site, in the classes and the shape that the recipe says."""
+    options = {**recipe.data.options, "clients": {me: path}}
+    return load_data(replace(recipe, data=replace(recipe.data, options=options)))
+
+
+def public_data(recipe: Recipe, data_dir: str | None) -> Unlabelled | None:
+    """What everybody holds, loaded here from one's own folder."""
+    if recipe.data.public is None:
+        return None
+    public = replace(recipe.data.public, data_dir=data_dir or recipe.data.public.data_dir)
+    channels, size = recipe.data.channels or 1, recipe.data.size or 1
+    there = replace(recipe, data=replace(recipe.data, public=public))
+    return load_public(there, (channels, size, size))
+
+
+@contextmanager
+def placed(
+    recipe: Recipe,
+    me: NodeId,
+    folder: Path,
+    *,
+    path: str | None = None,
+    data_dir: str | None = None,
+    device: str | None = None,
+) -> Iterator[Place]:
+    """What a recipe describes, at one party, while the process is set as it needs it."""
+    check(recipe)
+    public = public_data(recipe, data_dir)
+    digest = agreed_digest(recipe, public)
+    if device is not None:
+        recipe = replace(recipe, run=replace(recipe.run, device=device))
+    execution = execution_of(recipe)
+    models, server = networks(recipe)
+    cache = FolderCache(folder / "cache")
+    collection = own_data(recipe, me, path) if path is not None else None
+    own = collection if recipe.privacy is not None else None
+    if own is not None and (wrong := [*computed_normalisation(own)]):
+        raise RecipeError(wrong)
+    with execution.applied({server, *models.values()}):
+        here: dict[NodeId, Party] = {}
+        if collection is not None:
+            alone = Population(collection, models[me], public=public)
+            here = {me: _party(recipe, alone, me, execution, cache)}
+        seen = OnePlace(models, server, parties=here, public=public_on(public, "cpu"))
+        experiment = _with_own_noise(experiment_of(recipe, seen), execution)
+        yield Place(recipe, me, experiment, execution, cache, digest, collection)
+
+
+def _with_own_noise(experiment: Experiment, execution: Execution) -> Experiment:
+    """The experiment with the noise that this party's own data need for the recipe's budget.
+
+    A coordinator has no data and makes no noise.
+    """
+    ready = calibrated(experiment, execution)
+    if ready.privacy is None:
+        return ready
+    plan = replace(ready.privacy.plan or Plan({}, {}), secret=True)
+    return replace(ready, privacy=replace(ready.privacy, plan=plan))
+
+
+def _party(
+    recipe: Recipe, alone: Population, me: NodeId, execution: Execution, cache: FolderCache
+) -> Party:
+    """A site's data and tests; with virtual data the set that it distils for itself first."""
+    party = alone.party(me)
+    virtual = recipe.data.virtual
+    if virtual is None or recipe.method.distils:
+        return party
+    only = Experiment(virtual, alone, rounds=0, seed=recipe.run.seed)
+    made, _ = virtual_sets(only, virtual, execution, cache)
+    return Party(made[me], party.test, party.model)
+
+
+def _texts(tables: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in some tables, with its dotted key."""
+    if isinstance(tables, Mapping):
+        for key, value in tables.items():
+            yield from _texts(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(tables, (list, tuple)):
+        for place, value in enumerate(tables):
+            yield from _texts(value, f"{where}[{place}]")
+    elif isinstance(tables, str):
+        yield where, tables

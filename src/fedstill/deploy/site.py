@@ -1,0 +1,193 @@
+"""A site's process: data and certificate checked, requests answered until the run is over."""
+
+from __future__ import annotations
+
+import csv
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.core.errors import SiteError
+from fedstill.data import Collection
+from fedstill.deploy import folder as folders
+from fedstill.deploy.folder import Deployment, OwnTable
+from fedstill.deploy.place import (
+    agreed_digest,
+    check,
+    own_data,
+    placed,
+    public_data,
+    spoken,
+)
+from fedstill.engines.execution import engine_of
+from fedstill.recipe.tables import Recipe
+from fedstill.runs import folder as run_folders
+from fedstill.sites import certificates, zenoh
+from fedstill.sites.credentials import Credentials
+from fedstill.sites.site import Line, Policy, Site
+
+Say = Callable[[str], None]
+RUN = "run"  # memories, the last answer and the log, below the site's folder
+AGAIN = 2.0  # seconds between two calls that nobody took
+
+
+@dataclass(frozen=True, eq=False)
+class Invited:
+    """An invitation that was opened: the recipe is the one that the coordinator named."""
+
+    folder: Path
+    deployment: Deployment
+    recipe: Recipe
+
+
+def opened(folder: Path, data_dir: str | None = None) -> Invited:
+    """An invitation, where its recipe is the one that it names."""
+    deployment, recipe = folders.read_deployment(folder), folders.read_agreed(folder)
+    if deployment.name not in deployment.sites:
+        raise SiteError(
+            f"{folder} is the coordinator's own folder; a site joins with the folder that it was "
+            "sent, one of those in invitations"
+        )
+    check(recipe)
+    here = agreed_digest(recipe, public_data(recipe, data_dir))
+    folders.check_agreed(str(folder / folders.RECIPE), here, deployment.recipe)
+    return Invited(folder, deployment, recipe)
+
+
+def join(
+    invited: Invited, data: Path, number: str, policy: Policy, *, data_dir: str | None, device: str
+) -> Path:
+    """Agree to a recipe: writes site.toml and a key that stays; returns the request to be signed.
+
+    `number` is what the coordinator told on another way than the invitation came.
+    """
+    policy.check(invited.recipe.method)
+    policy.check_privacy(invited.recipe.privacy)
+    agreed, folder = invited.deployment.recipe, invited.folder
+    if number.replace("-", "").strip() != agreed[:16]:
+        raise SiteError(
+            f"the recipe here has the number {spoken(agreed)}, not {number}; compare it with what "
+            "the coordinator told you, and ask for the invitation again"
+        )
+    found = own_data(invited.recipe, invited.deployment.name, str(data.absolute()))
+    own = OwnTable(str(data.absolute()), agreed, found.digest(), data_dir, device)
+    folders.write_own(folder, own, policy)
+    return certificates.request(folder, invited.deployment.name)
+
+
+def checked(folder: Path) -> tuple[Invited, Collection, list[str]]:
+    """What a site would begin with, and what is still wrong; nothing is connected."""
+    own, policy = folders.read_own(folder)
+    invited = opened(folder, own.data_dir)
+    folders.check_agreed(str(folder / folders.RECIPE), invited.deployment.recipe, own.agreed)
+    policy.check(invited.recipe.method)
+    policy.check_privacy(invited.recipe.privacy)
+    found = own_data(invited.recipe, invited.deployment.name, own.data)
+    wrong = [*_changed(found, own), *certificates.faults(credentials_of(invited))]
+    return invited, found, wrong
+
+
+def credentials_of(invited: Invited) -> Credentials:
+    """A site's key and certificates."""
+    return folders.credentials(invited.folder, invited.deployment)
+
+
+def start(folder: Path, say: Say, ended: Callable[[], bool] = lambda: False) -> None:
+    """Answer the coordinator until the run is over; calls again whenever the line is lost."""
+    own, policy = folders.read_own(folder)
+    invited, found, wrong = checked(folder)
+    if wrong:
+        raise SiteError("\n".join(wrong))
+    deployment = invited.deployment
+    run_folder = folder / RUN
+    run_folder.mkdir(exist_ok=True)
+    with ExitStack() as held:
+        held.enter_context(run_folders.alone(run_folder))
+        place = held.enter_context(
+            placed(
+                invited.recipe, deployment.name, folder, path=own.data, data_dir=own.data_dir,
+                device=own.device,
+            )
+        )  # fmt: skip
+        site = Site(
+            engine_of(place.experiment, place.execution, cache=place.cache),
+            place.standing(deployment.run),
+            policy=policy,
+            folder=run_folder,
+            watch=lambda line: say(told(line)),
+            class_names=found.class_names,
+            key=noise_key(folder),
+        )
+        say(f"{deployment.name} calls the coordinator at {deployment.address}")
+        session = _called(invited, say, ended)
+        if session is None:
+            return
+        held.callback(zenoh.closed, session)
+        say("connected")
+
+        def over() -> bool:
+            return site.over or ended()
+
+        zenoh.serve(session, deployment.run, deployment.name, site.answer, over)
+        say("the run is over" if site.over else "stopped")
+
+
+def _called(invited: Invited, say: Say, ended: Callable[[], bool]) -> zenoh.Session | None:
+    """A line to the coordinator; it is called until it takes the call."""
+    deployment, told_once = invited.deployment, False
+    settings = zenoh.of_site(credentials_of(invited), deployment.run, deployment.address)
+    while not ended():
+        try:
+            return zenoh.opened(settings)
+        except SiteError as error:
+            if not told_once:
+                say(f"{error} Calling again every {AGAIN:g} s")
+                told_once = True
+            time.sleep(AGAIN)
+    return None
+
+
+def noise_key(folder: Path) -> bytes:
+    """What a site's noise is made with: 32 bytes that nobody else may read; made once."""
+    path = folder / "noise.key"
+    if not path.exists():
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise SiteError(f"{path} has {len(key)} bytes, not 32; noise cannot be made again with it")
+    return key
+
+
+def told(line: Line) -> str:
+    """A line of the site's log, for people."""
+    where = "" if line.round is None else f"round {line.round} "
+    return (
+        f"{line.at[11:19]} {where}{line.asked}: {line.bytes_in} bytes in, {line.bytes_out} out, "
+        f"{line.seconds:.3f} s, {line.said}"
+    )
+
+
+def answers(folder: Path) -> list[dict[str, str]]:
+    """The site's own log, a row for each answer."""
+    path = folder / RUN / "answers.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _changed(found: Collection, own: OwnTable) -> list[str]:
+    if found.digest() == own.content:
+        return []
+    return [
+        f"the data at {own.data} have changed since this site joined: their number was "
+        f"{spoken(own.content)} and is {spoken(found.digest())}; put them back, or join again"
+    ]

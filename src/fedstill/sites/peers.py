@@ -1,0 +1,306 @@
+"""The engine of one peer: its own node is played here, others are heard; nobody leads.
+
+Every peer runs the one round loop for itself. Who is awake and who hears whom follow from the
+recipe's seed, so all loops agree on what comes next. A step ends when everybody has been heard
+whose word is due, or at its deadline. What a peer has said lies with it until it is asked for, so
+nothing unasked takes anybody's memory, and one who returns finds what it missed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedstill.core.errors import BadValue, SiteError, WireError
+from fedstill.core.method import Method, Place, Step, steps_of
+from fedstill.core.node import SERVER, Addressed, Inbox, Node
+from fedstill.core.records import Direction, NodeId, Record, State
+from fedstill.engines import scoring
+from fedstill.engines.checkpoint import Saved
+from fedstill.engines.engine import Outcome
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.ranks.letters import Letters, by_hearer, kinds_of, outcome_of
+from fedstill.engines.ranks.protocol import Left, Letter
+from fedstill.engines.scoring import Scores
+from fedstill.federation.sampling import Sampler
+from fedstill.sites import words
+from fedstill.sites.away import Patience, check_kind
+from fedstill.sites.words import Hello
+from fedstill.wire import codec
+
+STANDING = "standing"  # under this name everybody hears where a peer is
+PIECE = 1.0  # seconds that a word is waited for before looking whether its speaker is there
+KEPT = 2  # rounds of which words are kept; those before the first round are kept for good
+
+
+class Said(Record):
+    """What a step left for one hearer; all of the head is compared with what was asked for."""
+
+    run: str
+    node: str
+    round: int
+    number: int
+    step: str
+    absent: str | None
+    letter: Letter | None
+    addressed: bool  # whether others may have heard something else
+    lost: bool  # whether a channel lost a message
+
+
+class Standing(Record):
+    """Where a peer is, and what it has agreed on."""
+
+    hello: Hello
+    round: int
+    ended: bool
+
+
+class Mesh(Protocol):
+    """Says words by name, to everybody or to one hearer, and fetches others'.
+
+    That it is really they who speak, and that nobody else hears, is its duty.
+    """
+
+    def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None: ...
+
+    def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
+        """What a peer says to this one, or to all, under a name; None if not in that time."""
+
+    def forget(self, before: int) -> None:
+        """Words of rounds before this one are no longer asked for; those of round 0 are."""
+
+    def here(self) -> set[NodeId]:
+        """Who is connected."""
+
+
+class Peers:
+    """One peer's own node, and the others as far as they are heard."""
+
+    name = "peers"
+
+    def __init__(
+        self, inner: InProcess, mesh: Mesh, standing: Hello, patience: Patience | None = None
+    ):
+        check_no_server(inner.experiment.method)
+        self.inner, self.mesh, self.standing = inner, mesh, standing
+        self.patience = patience or Patience()
+        self.notes = inner.notes
+        self.me = standing.node
+        self.population = inner.population
+        self.experiment = replace(
+            inner.experiment, sampling=Catching(inner.experiment.sampling, self)
+        )
+        self.others = [c for c in self.population.clients if c != self.me]
+        self.round = 0  # where it stands
+        self._letters = Letters(
+            kinds_of(inner.experiment.method), inner.experiment.method.holds, codec.STRANGERS
+        )
+        self._pool = ThreadPoolExecutor(max(1, len(self.others)))
+        self._at = (-1, 0)  # the round, and the number of the act in it
+
+    def save(
+        self,
+        folder: Path,
+        round: int,
+        *,
+        digest: str,
+        keep: int = 2,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A checkpoint of this peer's memory."""
+        self.inner.save(folder, round, digest=digest, keep=keep, extra=extra)
+
+    def load(self, folder: Path, *, digest: str | None) -> Saved | None:
+        """Go on from the newest checkpoint that is whole."""
+        saved = self.inner.load(folder, digest=digest)
+        self.round = 0 if saved is None else saved.round
+        return saved
+
+    def memory(self, node: NodeId) -> State | None:
+        """What this peer remembers; others keep theirs to themselves."""
+        return self.inner.memory(node) if node == self.me else None
+
+    def spilling_to(self, folder: Path) -> AbstractContextManager[None]:
+        """For a while, put memories beyond the limit into files of this folder."""
+        return self.inner.spilling_to(folder)
+
+    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
+        """This peer as a step sees it."""
+        if id != self.me:
+            raise SiteError(f"{id} is at its own place, not here")
+        return self.inner.node(id, round, step)
+
+    def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
+        """This peer's model on its own tests."""
+        holders = scoring.holders(self.experiment.method, self.inner.states, [self.me])
+        if self.me in holders:
+            yield self.me, self.inner.own_scores(self.me, round)
+
+    def play(
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
+    ) -> dict[NodeId, Outcome]:
+        """Play one's own node, say what it leaves, and hear those whose word is due."""
+        self._at = (round, self._at[1] + 1 if self._at[0] == round else 0)
+        outcomes = {id: Outcome() for id in inboxes}
+        if self.me not in inboxes:
+            return outcomes
+        outcomes |= self.inner.play(step, round, {self.me: inboxes[self.me]}, toward)
+        if step.sends is None or toward is None:
+            return outcomes
+        awake, graph = list(inboxes), self.experiment.graph
+        hearers = [id for id in graph.hearers(self.me, awake) if id not in (self.me, SERVER)]
+        self._say(step, round, outcomes[self.me], hearers)
+        speakers = [id for id in awake if id != self.me and self.me in graph.hearers(id, awake)]
+        return outcomes | self._heard(step, round, speakers)
+
+    def _say(self, step: Step, round: int, outcome: Outcome, hearers: Sequence[NodeId]) -> None:
+        """Leave a word for each hearer; what is meant for one, nobody else can ask for."""
+        addressed = isinstance(outcome.message, Addressed)
+        each = {} if outcome.message is None else by_hearer(outcome.message)
+        made: dict[int | None, bytes] = {}  # by message: what several hear is written once
+        for hearer in hearers:
+            message = each.get(hearer if addressed else "")
+            key = None if message is None else id(message)
+            if key not in made:
+                letter = None
+                if message is not None:
+                    _, (letter,) = self._letters.enclosed({self.me: {"": message}})
+                said = Said(
+                    self.standing.run, self.me, round, self._at[1], step.name, outcome.absent,
+                    letter, addressed, outcome.lost,
+                )  # fmt: skip
+                made[key] = codec.encode(said)
+            self.mesh.say(f"{round}/{self._at[1]}", made[key], hearer)
+        self.mesh.forget(round - KEPT)
+
+    def _heard(self, step: Step, round: int, speakers: Sequence[NodeId]) -> dict[NodeId, Outcome]:
+        seconds = self.patience.step if round else self.patience.start
+        until, number = time.monotonic() + seconds, self._at[1]
+        asked = {
+            peer: self._pool.submit(self._fetched, peer, f"{round}/{number}", until, round > 0)
+            for peer in speakers
+        }
+        return {
+            peer: self._outcome(step, peer, round, number, future.result())
+            for peer, future in asked.items()
+        }
+
+    def _fetched(self, peer: NodeId, name: str, until: float, gives_up: bool) -> bytes | str:
+        """A peer's word; before the first round nobody is given up, since all must agree there."""
+        lost: float | None = None
+        while (left := until - time.monotonic()) > 0:
+            data = self.mesh.fetch(peer, name, min(left, PIECE))
+            if data is not None:
+                return data
+            lost = None if peer in self.mesh.here() else lost or time.monotonic()
+            if gives_up and lost is not None and time.monotonic() - lost > self.patience.gone:
+                return "its connection is lost"
+        return "nothing was heard in time"
+
+    def _outcome(
+        self, step: Step, peer: NodeId, round: int, number: int, data: bytes | str
+    ) -> Outcome:
+        if isinstance(data, str):
+            return Outcome(absent=data)
+        try:
+            said = codec.decode(data, Said, limits=codec.STRANGERS)
+            was = (self.standing.run, peer, round, number, step.name)
+            came = (said.run, said.node, said.round, said.number, said.step)
+            if was != came:
+                text = words.told(f"spoke of {came[1:]}, but was asked for {was[1:]}")
+                return Outcome(absent=text)
+            if said.absent is not None:
+                return Outcome(absent=words.told(said.absent))
+            return self._opened(step, said)
+        except (WireError, KeyError) as error:
+            return Outcome(absent=f"sent what cannot be read: {words.told(str(error))}")
+
+    def _opened(self, step: Step, said: Said) -> Outcome:
+        letters = () if said.letter is None else (said.letter,)
+        messages = self._letters.opened(letters, self.inner.device)
+        hearer = self.me if said.addressed else ""
+        places = {hearer: 0} if messages else None
+        left = Left(
+            places, said.addressed, {}, (), {}, None, False, True, False, said.lost
+        )  # fmt: skip
+        outcome = outcome_of(left, messages, said.round, step.name, said.node)
+        check_kind(step, outcome)
+        return outcome
+
+    def stand(self, *, ended: bool = False) -> None:
+        """Let everybody know where this peer is."""
+        self.mesh.say(STANDING, codec.encode(Standing(self.standing, self.round, ended)))
+
+    def standings(self, seconds: float = PIECE) -> dict[NodeId, Standing]:
+        """Where the others are who are connected and say so in time."""
+        here = [peer for peer in self.others if peer in self.mesh.here()]
+        asked = {p: self._pool.submit(self.mesh.fetch, p, STANDING, seconds) for p in here}
+        found = {}
+        for peer, future in asked.items():
+            data = future.result()
+            try:
+                said = None if data is None else codec.decode(data, Standing)
+            except WireError:
+                continue
+            if said is not None and said.hello.node == peer:
+                found[peer] = said
+        return found
+
+    def furthest(self) -> int:
+        """The round that more than half of the others have reached; one alone cannot say so."""
+        rounds = [said.round for said in self.standings().values()]
+        most = self.experiment.rounds
+        return min(most, statistics.median_low(rounds)) if rounds else 0
+
+    def check_standing(self, peer: NodeId, said: Standing) -> None:
+        """Refuse a peer that has agreed to something else, with both values."""
+        for name in ("run", "recipe", "fedstill", "wire"):
+            here, there = getattr(self.standing, name), getattr(said.hello, name)
+            if here != there:
+                raise SiteError(
+                    f"{peer} has {name} {words.told(str(there))}, this peer has {here}; all must "
+                    "join with the same invitation and run the same fedstill"
+                )
+
+    def close(self) -> None:
+        """End what was begun to hear others."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Catching:
+    """The recipe's sampler; a peer that fell behind sleeps through rounds that are over."""
+
+    sampler: Sampler
+    peers: Peers
+
+    def awake(self, round: int, members: Sequence[NodeId], seed: int) -> list[NodeId]:
+        """Who is awake, in the order of their names."""
+        peers = self.peers
+        reached = peers.furthest()
+        if round < reached:
+            peers.notes.append(f"round {round} is over elsewhere; others are in round {reached}")
+            return []
+        peers.round = round
+        peers.stand()
+        return self.sampler.awake(round, members, seed)
+
+
+def check_no_server(method: Method) -> None:
+    """Refuse a method that somebody has to lead."""
+    led = [step.name for step in steps_of(method) if step.place is Place.SERVER]
+    if led or method.scored is Place.SERVER:
+        raise BadValue(
+            f"{type(method).__name__} has a server ({', '.join(led) or 'its model is scored'}), so "
+            "it needs a coordinator: make the deployment with --address"
+        )

@@ -1,0 +1,429 @@
+"""Sites and peers over zenoh with mutual TLS; the only file that imports it.
+
+Who may say and ask what is bound to the name in a certificate by access lists, at every party for
+itself: a site is asked by the coordinator alone, and answers in its own name alone. Nothing is
+found by itself: no scouting, no gossip, no shared memory, only TLS to addresses that were given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, Queue
+from typing import Any
+
+import zenoh
+
+from fedstill.core.errors import SiteError
+from fedstill.core.records import NodeId
+from fedstill.sites.credentials import Credentials
+from fedstill.sites.exchange import Silence
+
+COORDINATOR = "coordinator"  # the name in its certificate
+MOST_BYTES = 1 << 30  # of a message, before any of it is decoded
+PATIENCE_MS = 5000  # for a site's call to be taken; it calls again
+AGAIN = 30.0  # seconds after which a question is asked again
+MOST_WAITING = 64  # questions for one word that is not said yet
+
+_SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
+_ASKED = ["query", "liveliness_query", "declare_liveliness_subscriber"]
+
+Session = zenoh.Session
+Table = dict[str, Any]
+Rule = tuple[str, list[str], list[str]]  # the flow, what may pass, and under which keys
+
+
+def of_coordinator(
+    own: Credentials, run: str, address: str, sites: Iterable[NodeId], most: int = MOST_BYTES
+) -> Table:
+    """Settings of a coordinator, which listens; each site may answer under its own name."""
+    allowed = {
+        site: [
+            ("ingress", _SPOKEN, [f"{root(run)}/{site}/**"]),
+            ("egress", _ASKED, [f"{root(run)}/{site}/**"]),
+        ]
+        for site in sites
+    }
+    return _settings(own, allowed, most, listen=address)
+
+
+def of_site(own: Credentials, run: str, address: str, most: int = MOST_BYTES) -> Table:
+    """Settings of a site, which calls the coordinator and is asked by it alone."""
+    allowed = {
+        COORDINATOR: [
+            ("egress", _SPOKEN, [f"{root(run)}/{own.name}/**"]),
+            ("ingress", _ASKED, [f"{root(run)}/{own.name}/**"]),
+        ]
+    }
+    return _settings(own, allowed, most, connect=[address])
+
+
+def of_peer(
+    own: Credentials,
+    run: str,
+    listen: str | None,
+    others: Mapping[NodeId, str | None],
+    most: int = MOST_BYTES,
+) -> Table:
+    """Settings of a peer: each of the others speaks under its own name, and asks this one.
+
+    Of what this peer says, each may ask for what is meant for all, and for itself, alone.
+    """
+    base, me = root(run), own.name
+    allowed: dict[NodeId, list[Rule]] = {}
+    for peer in others:
+        there = [f"{base}/{peer}/alive", f"{base}/{peer}/all/**", f"{base}/{peer}/for/{me}/**"]
+        here = [f"{base}/{me}/alive", f"{base}/{me}/all/**", f"{base}/{me}/for/{peer}/**"]
+        allowed[peer] = [
+            ("ingress", _SPOKEN, [f"{base}/{peer}/**"]),
+            ("ingress", _ASKED, here),
+            ("egress", _SPOKEN, [f"{base}/{me}/**"]),
+            ("egress", _ASKED, there),
+        ]
+    called = [address for address in others.values() if address]
+    return _settings(own, allowed, most, listen=listen, connect=called, peer=True)
+
+
+def _settings(
+    own: Credentials,
+    allowed: Mapping[NodeId, Sequence[Rule]],
+    most: int,
+    *,
+    listen: str | None = None,
+    connect: Sequence[str] = (),
+    peer: bool = False,
+) -> Table:
+    """Only TLS both ways, only named addresses, and to each certificate its own keys alone."""
+    rules = {
+        who: [
+            {
+                "id": f"{who} {place}", "permission": "allow", "flows": [flow],
+                "messages": messages, "key_exprs": keys,
+            }
+            for place, (flow, messages, keys) in enumerate(lines)
+        ]
+        for who, lines in allowed.items()
+    }  # fmt: skip
+    key, certificate = str(own.key), str(own.certificate)
+    return {
+        "mode": "peer" if peer or listen else "client",
+        "listen": {
+            "endpoints": [f"tls/{listen}"] if listen else [],
+            "exit_on_failure": True,
+        },
+        "connect": {
+            "endpoints": [f"tls/{address}" for address in connect],
+            "exit_on_failure": False,
+            "timeout_ms": -1 if peer or listen else PATIENCE_MS,  # -1: again and again
+            "retry": {
+                "period_init_ms": 200,
+                "period_max_ms": 2000,
+                "period_increase_factor": 2,
+            },
+        },
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
+        "adminspace": {"enabled": False},
+        "transport": {
+            "shared_memory": {"enabled": False},
+            "unicast": {"max_sessions": 4 * len(allowed) + 16},
+            "link": {
+                "protocols": ["tls"],
+                "rx": {"max_message_size": most},
+                "tls": {
+                    "root_ca_certificate": str(own.authority),
+                    "enable_mtls": True,
+                    "listen_private_key": key,
+                    "listen_certificate": certificate,
+                    "connect_private_key": key,
+                    "connect_certificate": certificate,
+                    "verify_name_on_connect": True,
+                    "close_link_on_expiration": True,
+                },
+            },
+        },
+        "access_control": {
+            "enabled": True,
+            "default_permission": "deny",
+            "subjects": [{"id": who, "cert_common_names": [who]} for who in allowed],
+            "rules": [rule for lines in rules.values() for rule in lines],
+            "policies": [
+                {"rules": [rule["id"] for rule in lines], "subjects": [who]}
+                for who, lines in rules.items()
+            ],
+        },
+    }
+
+
+def opened(settings: Table) -> zenoh.Session:
+    """A session with these settings; what it refuses is said in words."""
+    try:
+        return zenoh.open(zenoh.Config.from_json5(json.dumps(settings)))
+    except zenoh.ZError as error:
+        listening = ", ".join(settings["listen"]["endpoints"])
+        if "in use" in str(error):
+            raise SiteError(
+                f"{listening} is in use by another program; end that one, or take another port"
+            ) from error
+        if listening:
+            raise SiteError(f"cannot listen at {listening}: {_reason(error)}") from error
+        calling = ", ".join(settings["connect"]["endpoints"])
+        raise SiteError(
+            f"{calling} does not take the call. Is the coordinator running, and were both "
+            "certificates signed by the same authority?"
+        ) from error
+
+
+def closed(session: Session) -> None:
+    """Hang up."""
+    session.close()  # type: ignore[no-untyped-call]
+
+
+def _reason(error: zenoh.ZError) -> str:
+    """The first line of what zenoh says, without the places in its code."""
+    return str(error).splitlines()[0].split(" at /")[0].strip()
+
+
+def root(run: str) -> str:
+    """Under which key all of a run is said."""
+    return f"fedstill/{run}"
+
+
+class Here:
+    """Who is connected now, by the sign of life that everybody keeps up."""
+
+    def __init__(self, session: zenoh.Session, run: str, names: Iterable[NodeId]):
+        self._session, self._run = session, run
+        self._names: set[NodeId] = set()
+        self._since: dict[NodeId, float] = {}
+        self._changed = threading.Condition()
+        self._watching = [
+            session.liveliness().declare_subscriber(
+                f"{root(run)}/{name}/alive", self._heard, history=True
+            )
+            for name in names
+        ]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def names(self) -> set[NodeId]:
+        """All who are connected."""
+        return set(self._names)
+
+    def seen(self) -> dict[NodeId, float]:
+        """When each came or went last, in seconds of the clock."""
+        return dict(self._since)
+
+    def wait_for(
+        self,
+        names: Iterable[NodeId],
+        seconds: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> set[NodeId]:
+        """Wait until all are connected; returns who is still missing after so many seconds."""
+        wanted, until = set(names), time.monotonic() + seconds
+        with self._changed:
+            while not wanted <= self._names and not stopped():
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                if not self._changed.wait(min(left, 0.5)):
+                    self._ask(wanted - self._names)
+            return wanted - self._names
+
+    def _ask(self, names: Iterable[NodeId]) -> None:
+        """Ask who is there: a sign of life that was given before the line stood may be missed."""
+        for name in names:
+            key = f"{root(self._run)}/{name}/alive"
+            for reply in self._session.liveliness().get(key, timeout=0.5):
+                if reply.ok is not None and str(reply.ok.key_expr) == key:
+                    self._names.add(name)
+
+    def _heard(self, sample: zenoh.Sample) -> None:
+        name = str(sample.key_expr).split("/")[2]
+        with self._changed:
+            if sample.kind == zenoh.SampleKind.PUT:
+                self._names.add(name)
+            else:
+                self._names.discard(name)
+            self._since[name] = time.time()
+            self._changed.notify_all()
+
+
+class Calls:
+    """The coordinator's exchange: the same question again until it is answered, or too late."""
+
+    def __init__(
+        self,
+        session: zenoh.Session,
+        run: str,
+        sites: Sequence[NodeId],
+        *,
+        lost: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ):
+        self.session, self.run, self.sites = session, run, sites
+        self.lost, self.stopped = lost, stopped
+        self.here = Here(session, run, sites)
+        self._pool = ThreadPoolExecutor(max(1, len(sites)))
+
+    def ask(
+        self, requests: Mapping[NodeId, bytes], seconds: float
+    ) -> dict[NodeId, bytes | Silence]:
+        """All sites at once."""
+        until = time.monotonic() + seconds
+        asked = {
+            site: self._pool.submit(self._one, site, data, until, seconds)
+            for site, data in requests.items()
+        }
+        return {site: answer.result() for site, answer in asked.items()}
+
+    def _one(self, site: NodeId, data: bytes, until: float, seconds: float) -> bytes | Silence:
+        gone: float | None = None  # since when it is not connected
+        while (left := until - time.monotonic()) > 0:
+            answer = self._asked_once(site, data, min(left, AGAIN))
+            if answer is not None:
+                return answer
+            if self.stopped():
+                return Silence("the coordinator was told to stop")
+            gone = None if site in self.here else gone or time.monotonic()
+            if gone is not None and time.monotonic() - gone > self.lost:
+                return Silence("its connection is lost")
+            time.sleep(0.1)  # a question to nobody comes back at once
+        return Silence(f"no answer within {seconds:g} s")
+
+    def _asked_once(self, site: NodeId, data: bytes, seconds: float) -> bytes | None:
+        key = f"{root(self.run)}/{site}/ask"
+        replies = self.session.get(
+            key,
+            payload=data,
+            target=zenoh.QueryTarget.ALL,
+            consolidation=zenoh.ConsolidationMode.NONE,
+            timeout=max(0.05, seconds),
+        )
+        for reply in replies:
+            if reply.ok is not None and str(reply.ok.key_expr) == key:
+                return reply.ok.payload.to_bytes()
+        return None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        closed(self.session)
+
+
+class ZenohMesh:
+    """What a peer has said lies here by name; others ask for it, and wait until it is there."""
+
+    def __init__(self, session: Session, run: str, me: NodeId, others: Sequence[NodeId]):
+        self.session, self.run, self.me = session, run, me
+        self.present = Here(session, run, others)
+        self._said: dict[str, bytes] = {}
+        self._waiting: dict[str, list[zenoh.Query]] = {}
+        self._lock = threading.Lock()
+        self._queryable = session.declare_queryable(f"{root(run)}/{me}/**", self._asked)
+        self._token = session.liveliness().declare_token(f"{root(run)}/{me}/alive")
+
+    def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None:
+        """From now on this is the answer to whoever may ask for the name."""
+        place = f"all/{name}" if hearer is None else f"for/{hearer}/{name}"
+        with self._lock:
+            self._said[place] = data
+            waiting = self._waiting.pop(place, [])
+        for query in waiting:
+            reply(query, data)
+
+    def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
+        """What a peer says under a name; None when it has not come in so many seconds."""
+        place = f"for/{self.me}/{name}" if "/" in name else f"all/{name}"
+        key, until = f"{root(self.run)}/{peer}/{place}", time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            replies = self.session.get(
+                key,
+                target=zenoh.QueryTarget.ALL,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                timeout=max(0.05, left),
+            )
+            for found in replies:
+                if found.ok is not None and str(found.ok.key_expr) == key:
+                    return found.ok.payload.to_bytes()
+            time.sleep(min(0.1, seconds))  # a question to nobody comes back at once
+        return None
+
+    def forget(self, before: int) -> None:
+        """Words of rounds before this one are no longer asked for; those of round 0 are."""
+        with self._lock:
+            for place in [*self._said]:
+                if place.startswith("for/") and 0 < int(place.split("/")[-2]) < before:
+                    del self._said[place]
+
+    def here(self) -> set[NodeId]:
+        """Who is connected."""
+        return self.present.names()
+
+    def close(self) -> None:
+        """Hang up."""
+        closed(self.session)
+
+    def _asked(self, query: zenoh.Query) -> None:
+        place = str(query.key_expr).removeprefix(f"{root(self.run)}/{self.me}/")
+        with self._lock:
+            data = self._said.get(place)
+            if data is None:
+                line = self._waiting.setdefault(place, [])
+                line.append(query)
+                del line[:-MOST_WAITING]
+                return
+        reply(query, data)
+
+
+def serve(
+    session: zenoh.Session,
+    run: str,
+    me: NodeId,
+    answer: Callable[[bytes], bytes],
+    ended: Callable[[], bool],
+) -> None:
+    """Answer until the end: one question at a time, and whoever asks the same waits along."""
+    work: Queue[tuple[str, bytes]] = Queue()
+    waiting: dict[str, list[zenoh.Query]] = {}
+    lock = threading.Lock()
+
+    def asked(query: zenoh.Query) -> None:
+        data = b"" if query.payload is None else query.payload.to_bytes()
+        key = hashlib.sha256(data).hexdigest()
+        with lock:
+            known = key in waiting
+            waiting.setdefault(key, []).append(query)
+        if not known:
+            work.put((key, data))
+
+    queryable = session.declare_queryable(f"{root(run)}/{me}/ask", asked)
+    token = session.liveliness().declare_token(f"{root(run)}/{me}/alive")
+    try:
+        while not ended():
+            try:
+                key, data = work.get(timeout=0.2)
+            except Empty:
+                continue
+            made = answer(data)
+            with lock:
+                queries = waiting.pop(key, [])
+            for query in queries:
+                reply(query, made)
+    finally:
+        with suppress(zenoh.ZError):
+            token.undeclare()  # type: ignore[no-untyped-call]
+            queryable.undeclare()  # type: ignore[no-untyped-call]
+
+
+def reply(query: zenoh.Query, data: bytes) -> None:
+    """Answer a question; whoever has gone meanwhile will ask again."""
+    with suppress(zenoh.ZError):
+        query.reply(query.key_expr, data)
+        query.drop()  # type: ignore[no-untyped-call]

@@ -1,0 +1,333 @@
+"""A deployment from end to end: made, joined, signed, checked, started; and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import threading
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zenoh", reason="needs fedstill[sites]")
+pytest.importorskip("cryptography", reason="needs fedstill[sites]")
+
+from typer.testing import CliRunner
+
+from fedstill.commands.cli import app
+from fedstill.core.errors import BadValue, RecipeError, SiteError
+from fedstill.deploy import coordinator
+from fedstill.deploy import folder as folders
+from fedstill.deploy import site as sites
+from fedstill.deploy.board import ask_to_stop, read_board
+from fedstill.deploy.place import faults
+from fedstill.recipe import checked, overridden
+from fedstill.recipe.tables import Recipe
+from fedstill.recipe.toml import toml_text
+from fedstill.runs import recipes as runs
+from fedstill.sites.away import Patience
+from fedstill.sites.site import Policy
+
+NAMES = ("north", "south", "west")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_data(folder: Path) -> dict[str, Path]:
+    """For each site a few images of three classes, which differ in brightness."""
+    found = {}
+    for number, name in enumerate(NAMES):
+        rng = np.random.default_rng(number)
+
+        def images(count: int, rng: Any = rng) -> tuple[Any, Any]:
+            labels = np.arange(count) % 3
+            noise = rng.integers(0, 60, (count, 8, 8))
+            return (noise + 60 * labels[:, None, None]).astype(np.uint8), labels
+
+        found[name] = folder / f"{name}.npz"
+        parts = {"train": images(18 + 3 * number), "test": images(12)}
+        arrays = {
+            f"{part}_{kind}": value
+            for part, both in parts.items()
+            for kind, value in zip(("images", "labels"), both, strict=True)
+        }
+        np.savez(found[name], **arrays)
+    return found
+
+
+def recipe_for(data: dict[str, Path], *changes: str, method: str = "fedavg") -> Recipe:
+    tables: dict[str, Any] = {
+        "run": {"name": "trial", "rounds": 2, "scores": "own", "pictures": False, "device": "cpu"},
+        "data": {
+            "name": "own", "size": 8, "channels": 1,
+            "options": {
+                "clients": {name: str(path) for name, path in data.items()},
+                "class_names": ["0", "1", "2"],
+            },
+        },
+        "models": {"name": "convnet", "depth": 2, "width": 4},
+        "engine": {"name": "in_process"},
+        "method": {"name": method, "preset": "small"},
+    }  # fmt: skip
+    (recipe,) = checked(overridden(tables, changes))
+    return recipe
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / name).open(newline="") as file:
+        found = list(csv.DictReader(file))
+    return [row for row in found if row.get("name") != "seconds"]
+
+
+@dataclass
+class Consortium:
+    """A coordinator and sites in threads of this process, each with folders of their own."""
+
+    out: Path
+    data: dict[str, Path]
+    said: dict[str, list[str]] = field(default_factory=dict)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def invitation(self, name: str) -> Path:
+        return self.out / "invitations" / name
+
+    def joined(self) -> Consortium:
+        for name in NAMES:
+            self.join(name)
+        return self
+
+    def join(self, name: str, policy: Policy | None = None) -> None:
+        invited = sites.opened(self.invitation(name))
+        number = invited.deployment.number
+        asked = sites.join(
+            invited, self.data[name], number, policy or Policy(), data_dir=None, device="cpu"
+        )
+        signed = folders.sign(self.out, asked)
+        (self.invitation(name) / signed.name).write_bytes(signed.read_bytes())
+
+    def site(self, name: str) -> threading.Thread:
+        said = self.said.setdefault(name, [])
+
+        def playing() -> None:
+            sites.start(self.invitation(name), said.append, self.over.is_set)
+
+        thread = threading.Thread(target=playing, daemon=True)
+        thread.start()
+        return thread
+
+    def played(self) -> Path:
+        threads = [self.site(name) for name in NAMES]
+        try:
+            found = coordinator.start(self.out, self.said.setdefault("coordinator", []).append)
+        finally:
+            self.over.set()
+            for thread in threads:
+                thread.join(120)
+        return found
+
+
+Made = Callable[..., Consortium]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Made:
+    def made(*changes: str, method: str = "fedavg", patience: Patience | None = None) -> Consortium:
+        data = write_data(tmp_path)
+        recipe, out = recipe_for(data, *changes, method=method), tmp_path / "consortium"
+        address = f"127.0.0.1:{free_port()}"
+        folders.make(recipe, out, address=address, patience=patience or Patience(150, 150))
+        return Consortium(out, data)
+
+    return made
+
+
+def test_a_deployment_gives_the_tables_of_one_process(make: Made, tmp_path: Path) -> None:
+    consortium = make().joined()
+    alone = runs.begin(recipe_for(consortium.data), tmp_path / "alone")
+    apart = consortium.played()
+    for table in ("metrics.csv", "messages.csv"):
+        assert rows(apart, table) == rows(alone, table)
+    assert (apart / "summary.json").exists()
+    board = read_board(apart)
+    assert board["ended"] and board["round"] == 2
+    assert {name: row["said"] for name, row in board["sites"].items()} == dict.fromkeys(NAMES, "ok")
+    log = sites.answers(consortium.invitation("north"))
+    assert {row["asked"] for row in log} >= {"hello", "examine", "over"}
+    assert all(row["said"] == "ok" for row in log)
+    said = consortium.said["coordinator"]
+    assert any("north: the same recipe" in line for line in said)
+    # A second start finds nothing to do.
+    again: list[str] = []
+    coordinator.start(consortium.out, again.append)
+    assert again == [f"this run is finished: {apart}"]
+
+
+def test_a_stopped_coordinator_goes_on_and_the_tables_are_those_of_one_process(
+    make: Made, tmp_path: Path
+) -> None:
+    consortium = make("run.rounds=3", method="scaffold").joined()
+    alone = runs.begin(
+        recipe_for(consortium.data, "run.rounds=3", method="scaffold"), tmp_path / "alone"
+    )
+    threads = [consortium.site(name) for name in NAMES]
+    folder = consortium.out / "coordinator" / "run"
+
+    def stopping(line: str) -> None:
+        if line.startswith("round 1/"):
+            ask_to_stop(folder)
+
+    with pytest.raises(SiteError, match=r"stopped after round"):
+        coordinator.start(consortium.out, stopping)
+    assert not (folder / "summary.json").exists()
+    coordinator.start(consortium.out, lambda line: None)
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    for table in ("metrics.csv", "messages.csv"):
+        assert rows(folder, table) == rows(alone, table)
+    assert "connected" in consortium.said["north"]
+    assert consortium.said["north"][-1] == "the run is over"
+
+
+def test_paths_and_keys_stay_where_they_are(make: Made) -> None:
+    consortium = make().joined()
+    sent = consortium.invitation("north")
+    recipe = tomllib.loads((sent / "recipe.toml").read_text())
+    assert recipe["data"]["options"]["clients"] == {name: name for name in NAMES}
+    assert (sent / "north.key").stat().st_mode & 0o077 == 0
+    own = {path.name for path in (consortium.out / "coordinator").rglob("*")}
+    assert "north.key" not in own and "ca.key" in own
+    assert not (sent / "ca.key").exists()
+
+
+def test_a_changed_recipe_is_refused_with_both_numbers(make: Made) -> None:
+    consortium = make().joined()
+    path = consortium.invitation("north") / "recipe.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    agreed = folders.read_deployment(path.parent).number
+    with pytest.raises(SiteError, match=f"has the number (?!{agreed}).*but {agreed} was agreed"):
+        sites.start(path.parent, print)
+
+
+def test_changed_data_are_refused_with_both_numbers(make: Made) -> None:
+    consortium = make().joined()
+    consortium.data["north"].write_bytes(consortium.data["south"].read_bytes())
+    with pytest.raises(SiteError, match=r"data at .* have changed .*their number was .* and is "):
+        sites.start(consortium.invitation("north"), print)
+    consortium.data["north"].unlink()
+    with pytest.raises(Exception, match=r"client north: there is nothing at"):
+        sites.start(consortium.invitation("north"), print)
+
+
+def test_a_site_joins_only_with_the_number_that_it_was_told(make: Made) -> None:
+    consortium = make()
+    invited = sites.opened(consortium.invitation("north"))
+    with pytest.raises(SiteError, match=r"not 1234-1234"):
+        sites.join(
+            invited, consortium.data["north"], "1234-1234", Policy(), data_dir=None, device="cpu"
+        )
+    with pytest.raises(SiteError, match=r"join first"):
+        sites.start(consortium.invitation("north"), print)
+
+
+def test_a_coordinator_says_who_did_not_come(make: Made) -> None:
+    consortium = make(patience=Patience(start=1.0)).joined()
+    with pytest.raises(SiteError, match=r"not connected within 1 s: north, south, west"):
+        coordinator.start(consortium.out, print)
+
+
+def test_a_recipe_for_sites_must_say_what_nobody_sees(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    good = recipe_for(data)
+    assert faults(good) == []
+    assert "nobody has another's tests" in faults(recipe_for(data, "run.scores=cross"))[0]
+    unsized = replace(good, data=replace(good.data, size=None))
+    assert faults(unsized) == [
+        "data.size is missing; nobody sees all data, so the recipe must say it"
+    ]
+    (digits,) = checked({"data": {"name": "digits5"}, "method": {"name": "fedavg"}})
+    assert "every site brings its own data" in faults(digits)[0]
+    with pytest.raises(RecipeError, match=r"every site brings its own data"):
+        folders.make(digits, tmp_path / "out", address="127.0.0.1:1")
+
+
+def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(toml_text(recipe_for(data, method="feddm").as_tables()))
+    out, call = tmp_path / "c", CliRunner()
+
+    def run(*words: str) -> str:
+        found = call.invoke(app, [str(word) for word in words])
+        if found.exception is not None and not isinstance(found.exception, SystemExit):
+            return f"{found.output}{found.exception}"
+        return found.output
+
+    said = run("deploy", "make", str(recipe), "--address", "127.0.0.1:7447", "--out", str(out))
+    number = said.split("recipe ")[1].split()[0]
+    place, npz = str(out / "invitations" / "north"), str(data["north"])
+    asked = run("site", "join", place, "--data", npz)
+    assert "leaves this site in synthesize, in each of 2 rounds: images" in asked
+    assert f"recipe {number} (compare" in asked
+    told = run("site", "join", place, "--data", npz, "--agree", number)
+    assert "send" in told and "north.csr" in told
+    assert "north.pem is missing" in run("site", "check", place)
+    run("deploy", "sign", str(out), f"{place}/north.csr")
+    (Path(place) / "north.pem").write_bytes(
+        (out / "coordinator" / "signed" / "north.pem").read_bytes()
+    )
+    ready = run("site", "check", place)
+    assert "north: 18 training and 12 test images 1x8x8" in ready
+    assert f"ready: fedstill site start {place}" in ready
+    assert "nothing was asked yet" in run("site", "status", place)
+    assert "nothing runs in" in run("deploy", "status", str(out))
+    assert "give --address" in run("deploy", "make", str(recipe), "--out", str(tmp_path / "d"))
+
+
+def test_a_method_that_shows_examples_is_joined_only_on_purpose(make: Made) -> None:
+    consortium = make(method="centralised")
+    with pytest.raises(SiteError, match=r"shows training examples to others"):
+        consortium.join("north")
+    consortium.join("north", Policy(allow_examples=True))
+    _, policy = folders.read_own(consortium.invitation("north"))
+    assert policy == Policy(allow_examples=True)
+
+
+def test_a_method_with_a_server_is_not_for_peers(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    ports = {name: f"127.0.0.1:{free_port()}" for name in NAMES[:2]}  # the third cannot listen
+    folders.make(recipe_for(data, method="desa"), tmp_path / "c", address="", addresses=ports)
+    with pytest.raises(SiteError, match=r"this deployment has no coordinator"):
+        coordinator.start(tmp_path / "c", print)
+    with pytest.raises(BadValue, match=r"FedAvg has a server"):
+        folders.make(recipe_for(data), tmp_path / "d", address="", addresses=ports)
+
+
+def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Made) -> None:
+    changes = (
+        "run.rounds=1", "privacy.epsilon=8", "data.mean=[0.5]", "data.std=[0.5]",
+        "method.preset=small",
+    )  # fmt: skip
+    consortium = make(*changes)
+    with pytest.raises(SiteError, match=r"spends epsilon = 8 .* this site allows 2"):
+        consortium.join("north", Policy(most_epsilon=2))
+    for name in NAMES:
+        consortium.join(name, Policy(most_epsilon=8))
+    folder = consortium.played()
+    spent = rows(folder, "privacy.csv")
+    assert {row["node"] for row in spent} == set(NAMES)
+    summary = json.loads((folder / "summary.json").read_text())["privacy"]
+    assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
+    assert not any("simulated" in line for line in summary["limits"])
+    keys = {(consortium.invitation(name) / "noise.key").read_bytes() for name in NAMES}
+    assert len(keys) == 3 and {len(key) for key in keys} == {32}

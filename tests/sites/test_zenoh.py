@@ -1,0 +1,278 @@
+"""Sites over zenoh on this machine: who is let in, who is not, and who comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zenoh", reason="needs fedstill[sites]")
+pytest.importorskip("cryptography", reason="needs fedstill[sites]")
+
+from fedstill.core.errors import SiteError
+from fedstill.sites import certificates, zenoh
+from fedstill.sites.certificates import Authority
+from fedstill.sites.credentials import Credentials
+from fedstill.sites.exchange import Silence
+from fedstill.sites.zenoh import COORDINATOR, Calls
+
+RUN = "trial-1"
+SITES = ["north", "south"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def joined(
+    folder: Path, authority: Authority, name: str, days: int = 365, hosts: Any = ("127.0.0.1",)
+) -> Credentials:
+    """A party with a key of its own and a certificate that an authority has signed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = certificates.request(folder, name)
+    made = certificates.signed(authority, asked.read_bytes(), name, hosts, days)
+    own = Credentials(folder, name)
+    own.certificate.write_bytes(made)
+    return own
+
+
+def trusting(own: Credentials, authority: Authority) -> Credentials:
+    """With the certificate of an authority that this party trusts."""
+    pem = authority.certificate.public_bytes(certificates.serialization.Encoding.PEM)
+    own.authority.write_bytes(pem)
+    return own
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return certificates.make_authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def line(
+    tmp_path_factory: pytest.TempPathFactory, authority: Authority
+) -> Iterator[tuple[Calls, str, Path]]:
+    """A coordinator, its address, and a folder for sites."""
+    folder, address = tmp_path_factory.mktemp("line"), f"127.0.0.1:{free_port()}"
+    own = trusting(joined(folder / "coordinator", authority, COORDINATOR), authority)
+    settings = zenoh.of_coordinator(own, RUN, address, SITES, most=1 << 20)
+    calls = Calls(zenoh.opened(settings), RUN, SITES, lost=0.5)
+    yield calls, address, folder
+    calls.close()
+
+
+@contextmanager
+def answering(
+    own: Credentials, address: str, answer: Any = lambda data: b"ok " + data, name: str = ""
+) -> Iterator[list[str]]:
+    """A site that answers in a thread, under its own name or another's; why it was not let in."""
+    done, opened = threading.Event(), threading.Event()
+    refused: list[str] = []
+
+    def serving() -> None:
+        settings = zenoh.of_site(own, RUN, address)
+        settings["connect"] |= {"timeout_ms": 500}  # one that is not let in gives up
+        if name:  # whoever lies about the name does not restrain itself either
+            settings["access_control"] = {"enabled": False}
+        try:
+            session = zenoh.opened(settings)
+        except SiteError as error:
+            refused.append(str(error))
+            return
+        finally:
+            opened.set()
+        try:
+            zenoh.serve(session, RUN, name or own.name, answer, done.is_set)
+        finally:
+            session.close()
+
+    thread = threading.Thread(target=serving, daemon=True)
+    thread.start()
+    opened.wait(10)
+    try:
+        yield refused
+    finally:
+        done.set()
+        thread.join(10)
+
+
+def asked(calls: Calls, site: str = "north", data: bytes = b"hello", seconds: float = 2.0) -> Any:
+    return calls.ask({site: data}, seconds)[site]
+
+
+def test_a_site_on_the_roster_is_heard_and_its_absence_is_noticed(
+    line: Any, authority: Authority
+) -> None:
+    calls, address, folder = line
+    own = trusting(joined(folder / "north", authority, "north"), authority)
+    with answering(own, address):
+        assert calls.here.wait_for(["north"], 10) == set()
+        assert asked(calls) == b"ok hello"
+    assert asked(calls, seconds=5) == Silence("its connection is lost")
+
+
+@pytest.mark.parametrize("trusted", ["its own", "ours"])
+def test_a_certificate_of_a_foreign_authority_is_not_let_in(
+    line: Any, authority: Authority, tmp_path: Path, trusted: str
+) -> None:
+    calls, address, _ = line
+    foreign = certificates.make_authority(tmp_path / "ca")
+    own = joined(tmp_path / "north", foreign, "north")
+    trusting(own, foreign if trusted == "its own" else authority)
+    with answering(own, address):
+        assert isinstance(asked(calls), Silence)
+    if trusted == "ours":
+        (wrong,) = certificates.faults(own)
+        assert "was not signed by the authority" in wrong
+    true = trusting(joined(tmp_path / "true", authority, "north"), authority)
+    with answering(true, address):  # the same folder of settings with the true certificate
+        assert calls.here.wait_for(["north"], 10) == set()
+        assert asked(calls) == b"ok hello"
+
+
+def test_a_name_that_is_not_on_the_roster_is_not_heard(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "west", authority, "west"), authority)
+    strange = Calls(calls.session, RUN, ["west"], lost=0.5)
+    with answering(own, address):
+        assert isinstance(asked(strange, "west"), Silence)
+    known = trusting(joined(tmp_path / "south", authority, "south"), authority)
+    with answering(known, address):
+        assert calls.here.wait_for(["south"], 10) == set()
+        assert asked(calls, "south") == b"ok hello"
+
+
+def test_a_member_that_speaks_in_anothers_name_is_not_heard(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "south", authority, "south"), authority)
+    with answering(own, address, lambda data: b"forged", name="north"):
+        assert isinstance(asked(calls, "north"), Silence)
+    with answering(own, address):
+        assert calls.here.wait_for(["south"], 10) == set()
+        assert asked(calls, "south") == b"ok hello"
+
+
+def test_an_expired_certificate_is_not_let_in_and_the_site_is_told_why(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "north", authority, "north", days=-1), authority)
+    with answering(own, address):
+        assert isinstance(asked(calls), Silence)
+    (wrong,) = certificates.faults(own)
+    assert "has expired" in wrong and "the clock here says" in wrong
+    own.certificate.write_bytes(
+        certificates.signed(authority, (tmp_path / "north" / "north.csr").read_bytes(), "north")
+    )
+    assert certificates.faults(own) == []
+    with answering(own, address):
+        assert calls.here.wait_for(["north"], 10) == set()
+        assert asked(calls) == b"ok hello"
+
+
+def test_a_message_beyond_the_limit_never_arrives_and_the_line_lives_on(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    with answering(own, address, lambda data: bytes(2 << 20) if data == b"much" else b"little"):
+        assert calls.here.wait_for(["north"], 10) == set()
+        assert asked(calls, data=b"much", seconds=1) == Silence("no answer within 1 s")
+        assert asked(calls, data=b"more") == b"little"
+
+
+def test_the_same_question_is_worked_on_once_and_all_who_asked_hear_the_answer(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    times: list[float] = []
+
+    def slow(data: bytes) -> bytes:
+        times.append(time.monotonic())
+        time.sleep(0.5)
+        return b"once"
+
+    with answering(own, address, slow):
+        assert calls.here.wait_for(["north"], 10) == set()
+        threads = [threading.Thread(target=asked, args=(calls,)) for _ in range(1)]
+        for thread in threads:
+            thread.start()
+        assert asked(calls) == b"once"
+        for thread in threads:
+            thread.join()
+    assert len(times) == 1
+
+
+def test_a_port_in_use_is_said_as_such(line: Any) -> None:
+    _, address, folder = line
+    settings = zenoh.of_coordinator(
+        Credentials(folder / "coordinator", COORDINATOR), RUN, address, SITES
+    )
+    with pytest.raises(SiteError, match=r"in use by another program"):
+        zenoh.opened(settings)
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from fedstill.sites import zenoh
+from fedstill.sites.credentials import Credentials
+own = Credentials(Path(sys.argv[1]), "north")
+session = zenoh.opened(zenoh.of_site(own, sys.argv[3], sys.argv[2]))
+print("connected", flush=True)
+zenoh.serve(session, sys.argv[3], "north", lambda data: sys.argv[4].encode(), lambda: False)
+"""
+
+
+def test_a_killed_site_is_lost_and_heard_again_when_it_is_back(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    for word in ("first", "second"):
+        arguments = [sys.executable, "-c", PROCESS, str(own.folder), address, RUN, word]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=dict(os.environ)) as site:
+            try:
+                assert site.stdout is not None and b"connected" in site.stdout.readline()
+                assert calls.here.wait_for(["north"], 20) == set()
+                assert asked(calls, seconds=10) == word.encode()
+            finally:
+                site.kill()
+        assert asked(calls, seconds=20) == Silence("its connection is lost")
+
+
+def test_certificates_say_what_is_wrong_with_them(authority: Authority, tmp_path: Path) -> None:
+    own = Credentials(tmp_path, "north")
+    assert [line.split(" is missing")[0] for line in certificates.faults(own)] == [
+        str(own.authority), str(own.key), str(own.certificate)
+    ]  # fmt: skip
+    trusting(joined(tmp_path, authority, "north"), authority)
+    assert certificates.faults(own) == []
+    assert certificates.faults(own, "127.0.0.1") == []
+    (wrong,) = certificates.faults(own, "10.0.0.1")
+    assert "not for the address 10.0.0.1" in wrong
+    assert own.key.stat().st_mode & 0o077 == 0
+    other = trusting(joined(tmp_path / "other", authority, "north"), authority)
+    own.certificate.write_bytes(other.certificate.read_bytes())
+    (wrong,) = certificates.faults(own)
+    assert f"does not belong to {own.key}" in wrong
+    with pytest.raises(SiteError, match=r"the request is of north, but a certificate for south"):
+        certificates.signed(authority, (tmp_path / "north.csr").read_bytes(), "south")
+    with pytest.raises(SiteError, match=r"cannot be read"):
+        certificates.signed(authority, b"nothing", "south")
