@@ -37,6 +37,7 @@ from fedstill.core import (
     seeds,
     trees,
 )
+from fedstill.core.content import LARGEST
 from fedstill.core.errors import StepError
 from fedstill.core.method import Place
 from fedstill.engines.engine import Outcome
@@ -779,10 +780,10 @@ def test_short_loops_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Overflowing(Invented):
-    """One client tells infinity; the numbers of all are too large to be added."""
+    """One client tells infinity; those of all are as large as may be, their norms beyond that."""
 
     async def told(self, client: Node[Memory]) -> Told:
-        weights = {name: torch.full_like(w, 3e38) for name, w in client.state.weights.items()}
+        weights = {name: torch.full_like(w, LARGEST) for name, w in client.state.weights.items()}
         return Told(weights, torch.tensor([float("inf") if client.id == "c2" else 1.0]))
 
 

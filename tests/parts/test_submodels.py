@@ -18,7 +18,6 @@ from fedstill.parts.submodels import (
     extract,
     first_units,
     halved_rates,
-    misfit,
     random_units,
     rolling_units,
     unfit,
@@ -173,20 +172,6 @@ def test_random_units_take_every_unit_equally_often() -> None:
 )
 def test_budgets_of_ten_clients_are_those_of_the_paper(rho: int, exponents: list[int]) -> None:
     assert halved_rates(10, rho=rho, sigma=4) == [0.5**k for k in exponents]
-
-
-def test_weights_of_another_network_are_named() -> None:
-    small = NETS[0].narrowed(0.5)
-    weights = small.init(0)
-    assert misfit(small, weights) is None
-    del weights["head.bias"]
-    weights["layer0.weight"] = torch.zeros(3, 4)
-    weights["more"] = torch.zeros(1)
-    said = misfit(small, weights)
-    assert said == (
-        "sent another network than it was given: layer0.weight is (3, 4) and not (4, 4), "
-        "head.bias is missing and not (3,), more is (1,) and not known"
-    )
 
 
 def test_networks_and_budgets_that_do_not_fit_are_named() -> None:

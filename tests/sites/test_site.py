@@ -28,6 +28,7 @@ from fedstill.sites.site import Policy, Site
 from fedstill.sites.words import Act, Acted, Hello, Over, Present, Refused
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.at_sites import STANDING
+from fedstill.wire import codec
 
 MUTATIONS = 10_000
 
@@ -170,6 +171,22 @@ def test_a_request_for_another_run_site_step_round_or_memory_is_refused(site: Si
     assert "letter 0 is named, but 0 came" in refusal(site, act(inbox={SERVER: 0}))
     assert "letter -1 is named" in refusal(site, act(inbox={SERVER: -1}))
     assert "Present is not asked of a site" in refusal(site, Present("c0", "", None, {}))
+
+
+def test_a_coordinator_that_sends_nonsense_is_refused_too() -> None:
+    method, world = small(METHODS["fedavg"]), worlds.vectors()
+    there = at_sites.sites(method, world)["c0"]
+    down = method.broadcast.sends  # what it would hear
+    good = there.engine.node("c0", 1, "update").model.init(0)
+    letters = Letters(there.kinds, there.held, codec.STRANGERS)
+    for strange, why in (
+        ({**good, "head.bias": good["head.bias"].double()}, "head.bias is float64 and not float32"),
+        ({**good, "more": good["head.bias"]}, "more is not known"),
+        ({name: tensor * 1e30 for name, tensor in good.items()}, "values beyond 1.1e+12"),
+    ):
+        places, enclosed = letters.enclosed({"c0": {"server": down(strange)}})
+        text = refusal(there, act(inbox=places["c0"], letters=enclosed))
+        assert text.startswith("server sent") and why in text, text
 
 
 def test_a_hello_of_another_recipe_or_version_is_refused_with_both_values(site: Site) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Never
 import numpy as np
 import pytest
 import torch
+from tests.testing.careless import Careless
 from torch import Tensor
 
 from fedstill.core import (
@@ -354,6 +355,7 @@ WRONG: list[tuple[type[Method], str, str]] = [
     (Dividing, "empty client", "Dividing.update failed on c2 in round 1: ZeroDivisionError"),
     (Listing, "wire", "Listed.weights is hinted list[Tensor], which cannot be sent"),
     (Mistyped, "wire", "Odd.number: expected int, came 'seven'"),
+    (Careless, "content", "Opinion.logits, sent in Careless.speak: its first row alone is not"),
     (Talkative, "walls", "Longer is sent, but no step of the method has it in its hints"),
     (TorchDice, "purity", "it drew from torch's global generator"),
     (NumpyDice, "purity", "it drew from numpy's global generator"),

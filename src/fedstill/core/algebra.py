@@ -116,53 +116,60 @@ def parameters(weights: Weights) -> Weights:
     return {name: tensor for name, tensor in weights.items() if not is_buffer(name)}
 
 
-def not_finite(tree: Any) -> list[str]:
-    """Names of the tensors that hold NaN or infinity; one look at a device for all that lie there.
+def not_finite(tree: Any, most: float = math.inf) -> list[str]:
+    """Names of the tensors that hold NaN, infinity or a number beyond `most`.
 
-    What is added to NaN or infinity is never finite again, so a finite sum clears a tensor in one
-    quick pass. Another sum may have overflowed: then every entry is looked at.
+    One look at a device for all that lie there. No entry is larger than the norm of all, so a
+    norm within the limit clears a tensor in one quick pass. Another norm may have overflowed, or
+    be that of many entries: then every entry is looked at.
     """
-    return _not_finite(tree, _floating(tree))
+    return _not_finite(tree, _floating(tree), most)
 
 
-def _not_finite(tree: Any, floating: list[Tensor]) -> list[str]:
+def _not_finite(tree: Any, floating: list[Tensor], most: float) -> list[str]:
     apart: dict[torch.device, list[Tensor]] = {}
     for tensor in floating:
         apart.setdefault(tensor.device, []).append(tensor)
-    return [] if all(map(_sums_are_finite, apart.values())) else _strange(tree)
+    cleared = all(_norms_are_within(tensors, most) for tensors in apart.values())
+    return [] if cleared else _strange(tree, most)
 
 
-def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of one device have finite sums, the small ones together."""
+def _norms_are_within(tensors: Sequence[Tensor], most: float) -> bool:
+    """Whether tensors of one device have finite norms up to `most`, the small ones together."""
     small = [tensor for tensor in tensors if tensor.numel() <= trees.SMALL]
     pieces = [tensor for tensor in tensors if tensor.numel() > trees.SMALL]
     with torch.no_grad():
         pieces += [flattened(small)] if small else []
-        sums = torch.stack([piece.sum() for piece in pieces]).tolist()
-    return all(map(math.isfinite, sums))
+        norms = torch.stack([torch.linalg.vector_norm(piece) for piece in pieces]).tolist()
+    return all(math.isfinite(norm) and norm <= most for norm in norms)
 
 
-def not_finite_each(many: Sequence[Any]) -> list[list[str]]:
+def not_finite_each(many: Sequence[Any], most: float = math.inf) -> list[list[str]]:
     """As `not_finite` for each of several trees; on a GPU with one look at the device for all."""
     floating = [_floating(tree) for tree in many]
     everything = [tensor for tensors in floating for tensor in tensors]
     if len(many) < 2 or not all(tensor.is_cuda for tensor in everything):
-        return list(map(_not_finite, many, floating))
+        return [_not_finite(tree, each, most) for tree, each in zip(many, floating, strict=True)]
     if not everything:
         return [[] for _ in many]
     with torch.no_grad():
-        sizes = torch.stack([n.float() for n in absolute_sum_each(everything)]).isfinite()
+        sizes = torch.stack([n.float() for n in absolute_sum_each(everything)])
+        sizes = sizes.isfinite() & (sizes <= most)
     fine = iter(sizes.tolist())
     cleared = [all([next(fine) for _ in tensors]) for tensors in floating]
-    return [[] if clear else _strange(tree) for clear, tree in zip(cleared, many, strict=True)]
+    return [
+        [] if clear else _strange(tree, most) for clear, tree in zip(cleared, many, strict=True)
+    ]
 
 
 def _floating(tree: Any) -> list[Tensor]:
     return [tensor for tensor in trees.tensors(tree) if tensor.is_floating_point()]
 
 
-def _strange(tree: Any) -> list[str]:
-    """The names of tensors that hold NaN or infinity, entry by entry."""
+def _strange(tree: Any, most: float) -> list[str]:
+    """The names of tensors that hold NaN, infinity or a number beyond `most`, entry by entry."""
     names = [name for name, t in trees.named_tensors(tree) if t.is_floating_point()]
-    fine = [bool(torch.isfinite(tensor).all()) for tensor in _floating(tree)]
+    fine = [
+        bool((torch.isfinite(tensor) & (tensor.abs() <= most)).all()) for tensor in _floating(tree)
+    ]
     return [name for name, good in zip(names, fine, strict=True) if not good]

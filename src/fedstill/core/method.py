@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_orig
 
 from torch import Tensor
 
-from fedstill.core import ranges
+from fedstill.core import content, ranges
+from fedstill.core.content import Layout, Length
 from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.model import Model
-from fedstill.core.node import Addressed, Inbox, Node
+from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, Pictured, Record, State, Weights
 
 R = TypeVar("R", bound=Record)
@@ -227,6 +228,34 @@ class Method:
     def client_state(self, client: Node[Any]) -> State | None:
         """What a client remembers the first time it acts."""
         return None
+
+    # What arrives.
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        """Why a node cannot use what a sender says, as in "sent labels of float32"; or None.
+
+        Asked before a message is delivered. The node is the one who would read it, as others know
+        it: with its network and what is public, without memory and data. By default the hints of
+        the message are asked (see `core.content`), with `axes` and `layout`.
+        """
+        return content.wrong(
+            message,
+            self.axes(node, sender),
+            lambda field: self.layout(node, sender, message, field),
+        )
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        """The lengths of the axes that hints name by these words."""
+        model = node.model
+        return {"class": model.classes, "input": tuple(model.shape), "public": len(node.public)}
+
+    def layout(self, node: Node[Any], sender: NodeId, message: Message, field: str) -> Layout:
+        """Names, shapes and types of the tensors in a field of weights of a message."""
+        return content.layout(self.network_for(node, node.id if sender == SERVER else sender))
+
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        """The network whose weights a party sends and hears; for the server, the one it keeps."""
+        return node.models.get(who, node.model)
 
     def scored_state(self, server: Node[Any]) -> Scored | None:
         """What `predict` needs of the server's memory: all that goes to those who hold tests.

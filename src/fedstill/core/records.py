@@ -23,7 +23,10 @@ from fedstill.core import trees
 NodeId = str
 Direction = Literal["up", "down", "peer"]  # to the server, from the server, between clients
 DIRECTIONS: tuple[Direction, ...] = ("up", "down", "peer")
-Weights = dict[str, Tensor]  # as in a state dict: parameters and buffers, by dotted name
+
+WEIGHTS = "weights"
+Weights = Annotated[dict[str, Tensor], WEIGHTS]
+"""As in a state dict, parameters and buffers by dotted name; in a message, those of a network."""
 
 POSITIONAL = "positional"
 Positional = Annotated[Tensor, POSITIONAL]

@@ -31,7 +31,7 @@ class Outcome:
     spent: Sequence[Spending] = ()
     rejected: Mapping[NodeId, str] = field(default_factory=dict)  # senders it went on without
     absent: str | None = None  # why the node did not act
-    bad: Sequence[str] | None = None  # tensors of the message with NaN or infinity, if looked at
+    bad: Sequence[str] | None = None  # tensors with NaN or immense numbers, if looked at
     lost: bool = False  # whether a channel lost a message
 
 

@@ -10,6 +10,7 @@ from torch import Generator
 from fedstill.channels import Channel, Edge, sent
 from fedstill.channels.channel import Memory
 from fedstill.core.algebra import not_finite
+from fedstill.core.content import LARGEST
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State, Weights
 
@@ -52,8 +53,8 @@ class Outbox:
     ) -> tuple[Any, bool]:
         """A message, or one for each hearer, as it travels; and whether one was lost.
 
-        The very same message for several hearers is coded once. One with NaN or infinity stays
-        as it is: it will not be delivered, and no channel shall remember it.
+        The very same message for several hearers is coded once. One with NaN or immense numbers
+        stays as it is: it will not be delivered, and no channel shall remember it.
         """
         if not isinstance(message, Addressed):
             made = self._one(node, inbox, message, direction, step)
@@ -61,7 +62,7 @@ class Outbox:
         done: dict[int, Message | None] = {}
         for hearer, one in sorted(message.items()):
             if id(one) not in done:
-                good = not not_finite(one)
+                good = not not_finite(one, LARGEST)
                 key = f"{step} to {hearer}"
                 done[id(one)] = self._one(node, inbox, one, direction, key) if good else one
         kept = {hearer: done[id(one)] for hearer, one in message.items()}

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from fedstill.channels import Channel, TensorChannel
 from fedstill.core import ranges, trees
 from fedstill.core.errors import BadValue, unknown
 from fedstill.core.method import Method, Place, steps_of
 from fedstill.core.model import Model
-from fedstill.core.node import SERVER
+from fedstill.core.node import SERVER, Node
 from fedstill.core.ranges import Count, Whole
 from fedstill.core.records import NodeId
 from fedstill.federation.population import Population
@@ -88,6 +88,21 @@ class Experiment:
     def awake(self, round: int) -> Sequence[NodeId]:
         """The clients that take part in a round."""
         return self.sampling.awake(round, self.population.clients, self.seed)
+
+    def reader(self, node: NodeId, round: int) -> Node[Any]:
+        """A party as others know it, who is to judge a message: without memory, data and draws."""
+        population = self.population
+        at_server = node == SERVER
+        model = population.party(SERVER).model if at_server else population.models[node]
+        return Node(
+            node,
+            round,
+            None,
+            model=model,
+            public=population.public,
+            models=population.models,
+            graph=self.graph.neighbours,
+        )
 
     def _misfits(self) -> Iterator[str]:
         """What does not fit together, each line with the field it begins with."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedstill.channels import Channel, received
 from fedstill.channels.coded import Coded, unwrapped
 from fedstill.core.algebra import not_finite
+from fedstill.core.content import LARGEST, refusal, strange_numbers
 from fedstill.core.errors import BadMessage, WireError
 from fedstill.core.method import Place, Step
-from fedstill.core.node import SERVER, Addressed, Inbox
+from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId
 from fedstill.engines.engine import Outcome
 from fedstill.federation.experiment import BadMessages
@@ -42,7 +43,9 @@ def toward(step: Step, following: Step | None) -> Direction | None:
 class Post:
     """Delivers the messages of one step to those who act in the next, and counts them.
 
-    A message is counted in the form in which it travels, and read as its channels decode it.
+    A message is counted in the form in which it travels, and read as its channels decode it. What
+    cannot be used is not delivered: the method is asked about every message that travels, as
+    `readers` knows the one who would read it.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class Post:
         channels: Sequence[Channel] = (),
         bad_messages: BadMessages = "stop",
         observers: Sequence[Observer] = (),
+        readers: Callable[[NodeId, int], Node[Any]] | None = None,
     ):
         self.hearing = hearing
         self.logbook = logbook
         self.channels = channels
         self.bad_messages = bad_messages
         self.observers = observers
+        self.readers = readers
         self.floats = 0  # said so far
         self.bytes = 0
 
@@ -87,6 +92,8 @@ class Post:
                     if decoded is None:
                         continue
                     opened = decoded
+                    if not self._usable(opened, sender, hearers, round, step):
+                        continue
                     self._count(round, step, sender, direction, message, hearers)
                 for observe in self.observers:
                     observe(opened, sender, round)
@@ -142,16 +149,29 @@ class Post:
     ) -> bool:
         """Whether a message may be delivered; `bad` is what an engine found in it, if it looked."""
         if bad is None:
-            bad = not_finite(message)
+            bad = not_finite(message, LARGEST)
         if not bad:
             return True
-        text = (
-            f"{sender} sent {type(unwrapped(message)[0]).__name__} with NaN or infinite values in "
-            f"{', '.join(bad[:5])} ({step.title}, round {round})"
-        )
+        kind, why = type(unwrapped(message)[0]).__name__, strange_numbers(message, bad)
+        text = f"{sender} sent {kind} {why} ({step.title}, round {round})"
         if sender == SERVER:  # without it nobody can go on
             raise BadMessage(f"{text}. Lower the learning rate")
         self._leave_out(round, sender, text, "Lower the learning rate, or set")
+        return False
+
+    def _usable(
+        self, message: Message, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step
+    ) -> bool:
+        """Whether the method finds nothing wrong in a message; it is asked for the first hearer."""
+        if self.readers is None or not hearers:
+            return True
+        reader = self.readers(hearers[0], round)
+        why = refusal(step.method, reader, sender, message, finite=True)
+        if why is None:
+            return True
+        if sender == SERVER:
+            raise BadMessage(f"{sender} {why} ({step.title}, round {round})")
+        self.leave_out(round, step, sender, why)
         return False
 
     def leave_out(self, round: int, step: Step, sender: NodeId, why: str) -> None:

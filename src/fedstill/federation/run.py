@@ -149,6 +149,7 @@ class _Player:
             channels=experiment.channels,
             bad_messages=experiment.bad_messages,
             observers=observers,
+            readers=experiment.reader,
         )
         self.told: set[str] = set()  # metrics of which a note says that they are undefined
 

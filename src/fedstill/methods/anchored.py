@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Never
+from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from fedstill.core import (
     Weights,
     at_clients,
 )
+from fedstill.core.content import LARGEST_INPUT, Axes, Length
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.core.records import Pictured
@@ -67,8 +68,8 @@ class Own(State):
 class Anchors(Message):
     """Synthetic sets by their makers, in the space that all share."""
 
-    images: dict[str, Tensor]  # [class, image, ...], of the classes the maker holds
-    classes: dict[str, Positional]  # [class]
+    images: dict[str, Annotated[Tensor, Axes("held", "image", "input", high=LARGEST_INPUT)]]
+    classes: dict[str, Annotated[Positional, Axes("held", below="class", rising=True)]]
 
     def pictures(self) -> Pictured | None:
         labels = [
@@ -82,8 +83,8 @@ class Anchors(Message):
 class Sums(Message):
     """A peer's share in the mean over holders, as far as it has been mixed."""
 
-    images: Tensor  # [class, image, ...], of all classes; zero where not held
-    held: Exact  # [class], 1 where held
+    images: Annotated[Tensor, Axes("class", "image", "input")]  # of all classes; zero if not held
+    held: Annotated[Exact, Axes("class")]  # 1 where held
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,22 @@ class Anchored(Method):
         least = 0.5 / max(1, len(client.models))
         sets = self.received(client, Sets.of(MEAN, *over_holders(state.sums, least)))
         client.state = state.knowing(sets).replace(sums={}, sums_before={})
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        held = range(node.model.classes + 1)
+        return {**super().axes(node, sender), "image": self.per_class, "held": held}
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Anchors):
+            return why
+        makers = list(node.models) if self.mix == "flood" else [sender]
+        strange = [name for name in message.images if name not in makers]
+        if strange:
+            return f"sent anchors of {strange[0]!r}, whose set it does not have to send"
+        if message.images.keys() != message.classes.keys():
+            return "sent anchors of other makers than classes"
+        return None if message.images or self.mix == "flood" else "sent no anchors"
 
     def blended(self, client: Node[Own], inbox: Inbox[Sums]) -> Own:
         """The memory after one step of mixing."""

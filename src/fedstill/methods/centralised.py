@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never
+from typing import Annotated, Any, ClassVar, Never
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -22,8 +23,8 @@ from fedstill.core import (
     Method,
     Model,
     Node,
+    NodeId,
     Pool,
-    Positional,
     State,
     Step,
     Weights,
@@ -31,15 +32,16 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.content import LARGEST_INPUT, Axes, Labels, presence
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
 
 
 class Examples(Message):
     """A client's training examples, as they are stored, and how to normalise them."""
 
-    stored: Tensor  # [example, ...]
-    labels: Positional  # [example]
-    mean: Exact | None
+    stored: Annotated[Tensor, Axes("image", "input", entries="stored", high=LARGEST_INPUT)]
+    labels: Labels
+    mean: Exact | None  # that stretch to the shape of an input
     std: Exact | None
 
 
@@ -105,6 +107,27 @@ class Centralised(Method):
         )
         server.state = server.state.replace(weights=weights)
 
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Examples):
+            return why
+        together = presence(message, mean=message.std is not None)
+        if together or message.mean is None or message.std is None:
+            return together
+        for name, tensor in (("mean", message.mean), ("std", message.std)):
+            if tensor.dtype != torch.float32 or not stretches(tensor, node.model.shape):
+                shape = f"{list(tensor.shape)} {tensor.dtype}".replace("torch.", "")
+                return f"sent {name} of {shape}, which does not fit {list(node.model.shape)}"
+        fine = bool((message.std > 0).all())
+        return None if fine else "sent std with values that are not above 0"
+
     def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
         """The loss on the union."""
         return cross_entropy(model(weights, batch.x), batch.y)
+
+
+def stretches(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor can stand for one of a shape, axes of one entry repeated."""
+    given = tuple(tensor.shape)
+    aligned = zip(given[::-1], tuple(shape)[::-1], strict=False)
+    return len(given) <= len(shape) and all(one in (1, other) for one, other in aligned)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Never
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -22,23 +22,27 @@ from fedstill.core import (
     Message,
     Model,
     Node,
+    NodeId,
     Step,
     Weights,
     at_clients,
     minimize,
 )
-from fedstill.core.ranges import Count, NonNegative, Positive, Share
-from fedstill.methods.anchored import Anchored, Own
+from fedstill.core.content import Axes
+from fedstill.core.ranges import Count, NonNegative, Positive, Share, Whole
+from fedstill.methods.anchored import COMMON, MEAN, Anchored, Own
+from fedstill.parts import robust
 from fedstill.parts.anchors import beside, stream
 from fedstill.parts.learning import Training, private_training
 from fedstill.parts.losses import hinton, supervised_contrastive
 from fedstill.parts.opinions import mean_over_speakers, opinions
+from fedstill.parts.robust import Aggregation, Rule
 
 
 class Opinions(Message):
     """Logits on every set of anchors that the sender knows."""
 
-    logits: dict[str, Tensor]  # [anchor, class]
+    logits: dict[str, Annotated[Tensor, Axes("anchor", "class", empty=True)]]
 
 
 class Draw(NamedTuple):
@@ -86,6 +90,8 @@ class DeSA(Anchored):
     soft_share: Share = 0.9  # of the divergence; the rest is cross-entropy with the labels
     # the divergence is a mean over all elements, or over rows
     kd_mean: Literal["elements", "rows"] = "elements"
+    aggregation: Rule = "mean"  # of the peers' logits
+    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
 
     def each_round(self) -> Sequence[Step]:
         return [self.speak, self.learn]
@@ -110,6 +116,24 @@ class DeSA(Anchored):
         )  # fmt: skip
         client.state = client.state.replace(weights=weights)
 
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Opinions):
+            return why
+        sets = set(message.logits)
+        common = self.anchors == "generator" or self.combination == "average"
+        known = {COMMON if self.anchors == "generator" else MEAN} if common else {*node.models}
+        if strange := sorted(sets - known):  # who was away while sets were made has none
+            return f"sent logits on {strange[0]!r}, which is none of the sets that are shared"
+        most = self.per_class * node.model.classes
+        for name, logits in message.logits.items():
+            if len(logits) % self.per_class or len(logits) > most:
+                return (
+                    f"sent logits of {len(logits)} anchors of {name!r}; a set has "
+                    f"{self.per_class} of each of up to {node.model.classes} classes"
+                )
+        return None
+
     def objective(self, model: Model, weights: Weights, batch: Draw) -> Tensor:
         """Equation 7: cross-entropy + λ_REG · REG + λ_KD · KD."""
         features, logits = model.both(weights, batch.own.x)
@@ -132,7 +156,7 @@ class DeSA(Anchored):
     def draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Lazy[Draw]:
         """Epochs over own examples and anchors, beside two streams of anchors alone."""
         anchors = client.state.known().together(client.model.shape, client.device)
-        teacher, heard = teachers(client, inbox)
+        teacher, heard = teachers(client, inbox, Aggregation(self.aggregation, self.byzantine))
         order = client.rng("order")
         plan = (client.records + anchors).batches(self.batch_size, order, epochs=self.epochs)
         size = min(self.batch_size, len(anchors))
@@ -150,7 +174,7 @@ class DeSA(Anchored):
     def private_draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Training:
         """Private samples of the own examples, each contrasted with anchors alone."""
         anchors = client.state.known().together(client.model.shape, client.device)
-        teacher, heard = teachers(client, inbox)
+        teacher, heard = teachers(client, inbox, Aggregation(self.aggregation, self.byzantine))
         own = private_training(
             client, client.model, client.state.weights, self.batch_size, epochs=self.epochs
         )
@@ -168,9 +192,11 @@ class DeSA(Anchored):
         return own.beside(make, joined)
 
 
-def teachers(client: Node[Own], inbox: Inbox[Opinions]) -> tuple[Tensor, Tensor]:
+def teachers(
+    client: Node[Own], inbox: Inbox[Opinions], how: Aggregation = robust.MEAN
+) -> tuple[Tensor, Tensor]:
     """[anchor, class] the mean logits of the peers heard on each anchor; [anchor] 1 where any."""
     said = [peer.logits for peer in inbox.values()]
     # A peer that knows other classes, because mixing was cut short, is not comparable.
     sizes = {name: made.shape[0] * made.shape[1] for name, made in client.state.sets.items()}
-    return mean_over_speakers(said, sizes, client.model.classes, client.device)
+    return mean_over_speakers(said, sizes, client.model.classes, client.device, how)

@@ -119,8 +119,8 @@ class DynaFed(FedAvg):
     async def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Take the mean; distil the path once it is long enough; then fine-tune every round."""
         ups = list(inbox.values())
-        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
         state = server.state
+        mean = self.averaged(state.weights, ups)
         images, labels, path = state.images, state.labels, state.path
         if images is None and self.tune_epochs:
             path = (*path, mean)

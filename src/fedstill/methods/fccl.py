@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never
+from typing import Annotated, Any, ClassVar, Never
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -30,11 +29,13 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.content import Axes
 from fedstill.core.optim import Scheduled
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.parts.learning import training
 from fedstill.parts.losses import cross_correlation, divergence
-from fedstill.parts.opinions import opinions
+from fedstill.parts.opinions import mean_opinion, opinions
+from fedstill.parts.robust import Aggregation, Rule
 
 
 class Own(State):
@@ -47,13 +48,13 @@ class Own(State):
 class Opinion(Message):
     """What a client says of the public data."""
 
-    logits: Tensor  # [example, class]
+    logits: Annotated[Tensor, Axes("public", "class")]
 
 
 class Consensus(Message):
     """The mean of what was said."""
 
-    logits: Tensor  # [example, class]
+    logits: Annotated[Tensor, Axes("public", "class")]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class FCCL(Method):
     public_batch: Count = 256  # public images in a step
     public_epochs: Whole = 1  # none leaves the clients alone
     off_diagonal: NonNegative = 0.0051  # λ, weight of correlations between different classes
+    aggregation: Rule = "mean"  # of logits
+    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
 
     def before(self) -> Sequence[Step]:
         return [self.pretrain]
@@ -115,7 +118,8 @@ class FCCL(Method):
     @at_server
     def agree(self, server: Node[None], inbox: Inbox[Opinion]) -> Consensus:
         """Send the mean of the logits to everybody."""
-        return Consensus(torch.stack([said.logits for said in inbox.values()]).mean(0))
+        said = [opinion.logits for opinion in inbox.values()]
+        return Consensus(mean_opinion(said, Aggregation(self.aggregation, self.byzantine)))
 
     @at_clients
     async def learn(self, client: Node[Own], inbox: Inbox[Consensus]) -> None:

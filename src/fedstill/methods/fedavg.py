@@ -27,16 +27,17 @@ from fedstill.core import (
     State,
     Step,
     Weights,
-    algebra,
     at_clients,
     at_server,
     minimize,
 )
+from fedstill.core.content import Amount
 from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.optim import Optimizer
-from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.parts.learning import Training, private_training
+from fedstill.parts.robust import Aggregation, Rule
 from fedstill.parts.views import Views, unfit_views, viewed
 
 
@@ -62,7 +63,7 @@ class Up(Message):
     """Where a client came to, and how many examples it has."""
 
     weights: Weights
-    examples: int
+    examples: Amount
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ class FedAvg(Method):
     weighting: Literal["examples", "uniform"] = "examples"
     views: Views = "none"  # of images in local training
     score_own: bool = False  # clients keep what they trained, scored on their own test sets
+    aggregation: Rule = "mean"  # another is for coordinators that cannot trust every client
+    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+    bound: Positive | None = None  # of norm_bound: the longest change; none: the median length
 
     keeps_own: ClassVar[bool] = True  # whether clients can
 
@@ -88,9 +92,12 @@ class FedAvg(Method):
         return self.score_own
 
     def faults(self) -> Sequence[str]:
-        if self.score_own and not self.keeps_own:
-            return ["score_own: clients of this method remember something else; leave it out"]
-        return ()
+        lost = self.score_own and not self.keeps_own
+        return [
+            *self.joining.faults(),
+            *(["score_own: clients of this method remember something else; leave it out"]
+              if lost else []),
+        ]  # fmt: skip
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return unfit_views(self.views, server)
@@ -118,7 +125,7 @@ class FedAvg(Method):
     def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Take the mean of the clients' weights."""
         ups = list(inbox.values())
-        server.state = Global(algebra.mean([up.weights for up in ups], self.shares(ups)))
+        server.state = Global(self.averaged(server.state.weights, ups))
 
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """Weights after the local epochs, and the number of steps they took."""
@@ -165,9 +172,8 @@ class FedAvg(Method):
     def optimizer(self) -> Optimizer:
         return SGD(self.lr, self.momentum, self.weight_decay)
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        """The network whose weights a party sends; for the server, the one it keeps."""
-        return server.model
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return node.model
 
     def used(self, up: Up) -> int:
         """How many examples a client trained on in a round, repeats counted."""
@@ -179,6 +185,14 @@ class FedAvg(Method):
     def in_a_pass(self, examples: int) -> int:
         """How many batches there are of so many examples."""
         return math.ceil(examples / self.batch_size)
+
+    def averaged(self, start: Weights, ups: Sequence[Up]) -> Weights:
+        """The mean of the clients' weights, or what a robust rule makes of them."""
+        return self.joining.joined([up.weights for up in ups], self.shares(ups), start)
+
+    @property
+    def joining(self) -> Aggregation:
+        return Aggregation(self.aggregation, self.byzantine, self.bound)
 
     def shares(self, ups: Sequence[Up]) -> list[float]:
         """Each client's weight in the mean: its number of examples, or one."""

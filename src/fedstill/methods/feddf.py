@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Never
 
-import torch
 from torch import Tensor
 
 from fedstill.core import (
@@ -26,7 +25,6 @@ from fedstill.core import (
     State,
     Step,
     Weights,
-    algebra,
     at_clients,
     at_server,
     minimize,
@@ -35,7 +33,7 @@ from fedstill.core.optim import Scheduled
 from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.methods.fedavg import FedAvg, Up
 from fedstill.parts.losses import divergence
-from fedstill.parts.opinions import opinions
+from fedstill.parts.opinions import mean_opinion, opinions
 
 
 class Students(State):
@@ -113,7 +111,7 @@ class FedDF(FedAvg):
         ensemble, renewed = self.ensemble(server, inbox), {kind_of[name]: None for name in inbox}
         for kind in renewed:
             ups = [up for name, up in inbox.items() if kind_of[name] == kind]
-            mean = algebra.mean([up.weights for up in ups], self.shares(ups))
+            mean = self.averaged(students[kind], ups)
             students[kind] = await self.taught(server, server.models[kind], mean, ensemble)
         still = [name for name in server.state.holders if kind_of[name] not in renewed]
         server.state = Students(students, (*still, *inbox))
@@ -128,7 +126,7 @@ class FedDF(FedAvg):
     def ensemble(self, server: Node[Students], inbox: Inbox[Up]) -> Tensor:
         """[example, class], the mean logits of all participants on the public data."""
         said = [opinions(server.models[c], up.weights, server.public) for c, up in inbox.items()]
-        return torch.stack(said).mean(0)
+        return mean_opinion(said, self.joining)
 
     async def taught(
         self, server: Node[Students], model: Model, start: Weights, ensemble: Tensor
@@ -142,6 +140,9 @@ class FedDF(FedAvg):
     def distance(self, model: Model, weights: Weights, batch: Batch, ensemble: Tensor) -> Tensor:
         """AVGLOGITS: KL from the softmax of the mean logits to that of the student."""
         return divergence(model(weights, batch.x), ensemble[batch.y])
+
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return node.models[who]
 
     def kinds(self, models: Mapping[NodeId, Model]) -> dict[NodeId, NodeId]:
         """For each client the first one with its architecture; itself where nothing is averaged."""

@@ -6,7 +6,7 @@ Federated Learning. CVPR 2023. Algorithm 1, equations 8 to 10, appendix G.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
@@ -16,14 +16,14 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
+    Batch,
     Data,
-    Exact,
     Inbox,
     Message,
     Method,
     Model,
     Node,
-    Positional,
+    NodeId,
     Schedule,
     State,
     Step,
@@ -32,14 +32,24 @@ from fedstill.core import (
     at_server,
     minimize,
     scheduled,
+    trees,
 )
+from fedstill.core.content import Inputs, Labels, Length, presence
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
+from fedstill.parts.outliers import believed
+from fedstill.parts.robust import Aggregation
 from fedstill.parts.synthetic_batches import Labelled, training_batches
-from fedstill.parts.synthetic_sets import SyntheticSet, from_noise, from_real, held_classes
+from fedstill.parts.synthetic_sets import (
+    Standing,
+    SyntheticSet,
+    from_noise,
+    from_real,
+    held_classes,
+)
 
 
 class Global(State):
@@ -65,9 +75,9 @@ class Down(Message):
 class Up(Message):
     """Images of the classes a client holds, sorted by class."""
 
-    images: Tensor  # [image, ...]
-    labels: Positional  # [image]
-    counts: Exact | None  # [image], examples that an image stands for; only if asked for
+    images: Inputs
+    labels: Labels
+    counts: Standing | None  # examples that an image stands for; only if asked for
 
     def pictures(self) -> Pictured:
         return self.images, self.labels
@@ -112,6 +122,8 @@ class FedDM(Method):
     server_fall: Schedule = "cosine"  # of the server's rate, in each round
     server_augmentation: str = augment.DEFAULT
     server_operations: augment.Mode = "single"  # of the augmentation, in each batch
+    aggregation: Literal["mean", "multi_krum"] = "mean"  # or only sets that are like the others
+    byzantine: Whole = 1  # liars that multi_krum stands
 
     @property
     def sends_examples(self) -> bool:
@@ -130,6 +142,16 @@ class FedDM(Method):
 
     def server_state(self, server: Node[Any]) -> Global:
         return Global(server.model.init(server.draw("weights", shared=True)))
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        most = self.per_class * node.model.classes
+        return {**super().axes(node, sender), "image": range(1, most + 1)}
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Up):
+            return why
+        return presence(message, counts=self.client_weight == "examples")
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
@@ -161,13 +183,11 @@ class FedDM(Method):
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Train on the union of the sets, never leaving the ball around the weights sent."""
         centre = server.state.weights
-        union = Data.of(
-            torch.cat([up.images for up in inbox.values()]),
-            torch.cat([up.labels for up in inbox.values()]),
-        )
+        ups = self.believed(server, inbox)
+        union = Data.of(torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups]))
         weight = torch.ones(len(union), device=server.device)
         if self.client_weight == "examples":
-            weight = torch.cat([up.counts for up in inbox.values() if up.counts is not None])
+            weight = torch.cat([up.counts for up in ups if up.counts is not None])
             weight = weight / weight.mean()
         batches = training_batches(
             server, union, weight, self.server_batch, self.server_epochs,
@@ -180,6 +200,15 @@ class FedDM(Method):
             project=self.projected, centre=centre,
         )  # fmt: skip
         server.state = Global(weights)
+
+    def believed(self, server: Node[Global], inbox: Inbox[Up]) -> list[Up]:
+        """What clients sent; with multi_krum without classes that look unlike the others'."""
+        if self.aggregation == "mean":
+            return list(inbox.values())
+        sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
+        how = Aggregation(self.aggregation, self.byzantine)
+        kept = believed(sets, server.model, server.state.weights, how)
+        return [trees.map_tensors(lambda t, k=kept[n]: t[k], up) for n, up in inbox.items()]
 
     def objective(self, model: Model, weights: Weights, batch: Labelled, centre: Weights) -> Tensor:
         """Cross-entropy on augmented synthetic images."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Never
 
 from fedstill.core import Addressed, Inbox, Node, NodeId, at_server, seeds
+from fedstill.core.content import Seed
 from fedstill.methods.fedavg import Down, Global
 from fedstill.methods.heterofl import HeteroFL
 from fedstill.parts import submodels
@@ -24,7 +25,7 @@ class Drawing(Global):
 class Drawn(Down):
     """A client's part, and the seed that says which units it is."""
 
-    seed: int
+    seed: Seed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Never
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -19,14 +19,12 @@ from fedstill.core import (
     Adam,
     Batch,
     Data,
-    Exact,
     Inbox,
     Message,
     Method,
     Model,
     Node,
     NodeId,
-    Positional,
     Schedule,
     State,
     Step,
@@ -35,9 +33,11 @@ from fedstill.core import (
     at_server,
     minimize,
     scheduled,
+    trees,
 )
+from fedstill.core.content import LARGEST, Inputs, Labels, Length, presence
 from fedstill.core.optim import Optimizer
-from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
@@ -51,8 +51,10 @@ from fedstill.parts.matching import (
     union,
     without_second_derivative,
 )
+from fedstill.parts.outliers import believed
+from fedstill.parts.robust import Aggregation
 from fedstill.parts.synthetic_batches import Labelled, training_batches
-from fedstill.parts.synthetic_sets import from_noise, from_real, held_classes
+from fedstill.parts.synthetic_sets import Standing, from_noise, from_real, held_classes
 
 
 class Global(State):
@@ -66,15 +68,15 @@ class Down(Message):
     """The centre and the radius of this round's ball."""
 
     weights: Weights
-    radius: float
+    radius: Annotated[float, Range(0, LARGEST)]
 
 
 class Up(Message):
     """Images of the classes a client holds, sorted by class."""
 
-    images: Tensor  # [image, ...]
-    labels: Positional  # [image]
-    counts: Exact | None = None  # [image], examples that an image stands for; only if asked for
+    images: Inputs
+    labels: Labels
+    counts: Standing | None = None  # examples that an image stands for; only if asked for
 
     def pictures(self) -> Pictured:
         return self.images, self.labels
@@ -142,6 +144,8 @@ class FedDualMatch(Method):
     tune_within: Literal["anywhere", "ball", "first_ball"] = "anywhere"  # how far w may go
     tune_augmentation: str = augment.DEFAULT
     interleave: bool = False  # fine-tune within the samplings instead of after them
+    aggregation: Literal["mean", "multi_krum"] = "mean"  # or only sets that are like the others
+    byzantine: Whole = 1  # liars that multi_krum stands
 
     def faults(self) -> Sequence[str]:
         return [
@@ -165,6 +169,16 @@ class FedDualMatch(Method):
     def server_state(self, server: Node[Any]) -> Global:
         weights = server.model.init(server.draw("weights", shared=True))
         return Global(weights, self.first_radius)
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        most = self.per_class * node.model.classes
+        return {**super().axes(node, sender), "image": range(1, most + 1)}
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Up):
+            return why
+        return presence(message, counts=self.client_weight == "examples")
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
@@ -194,8 +208,9 @@ class FedDualMatch(Method):
     @at_server
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Renew the radius, match gradients on a copy of the sets, fine-tune on both."""
-        centre, ups = server.state.weights, list(inbox.values())
-        sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
+        centre, heard = server.state.weights, self.believed(server, inbox)
+        ups = list(heard.values())
+        sets = {name: Batch(up.images, up.labels) for name, up in heard.items()}
         radius = self.radius(server.model, centre, list(sets.values()))
         server.log(radius=radius)
         ball, uploaded = balls.networks(server, centre, radius), union(list(sets.values()))
@@ -215,6 +230,18 @@ class FedDualMatch(Method):
             weights = await self.tuned(server, weights, Lesson(union(both), weight, centre, radius))
         server.log(moved=distance(weights, centre))
         server.state = Global(weights, radius)
+
+    def believed(self, server: Node[Global], inbox: Inbox[Up]) -> dict[NodeId, Up]:
+        """What clients sent; with multi_krum without classes that look unlike the others'."""
+        if self.aggregation == "mean":
+            return dict(inbox)
+        sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
+        how = Aggregation(self.aggregation, self.byzantine)
+        kept = believed(sets, server.model, server.state.weights, how)
+        left = {
+            name: trees.map_tensors(lambda t, k=kept[name]: t[k], up) for name, up in inbox.items()
+        }
+        return {name: up for name, up in left.items() if len(up.labels)}
 
     def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
         """Equation 2: η · max_k ||∇L(w; S_k) - ∇L(w; S)||, kept within bounds."""

@@ -20,20 +20,23 @@ from fedstill.core import (
     Exact,
     Inbox,
     Lazy,
+    Message,
     Model,
     Node,
     NodeId,
     Weights,
-    algebra,
     at_clients,
     at_server,
+    content,
     minimize,
 )
+from fedstill.core.content import MOST, Axes, Layout
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share, Whole
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.generators import FeatureGenerator
 from fedstill.parts.heads import projected
+from fedstill.parts.label_distribution import miscounted
 from fedstill.parts.learning import Training
 from fedstill.parts.losses import divergence, diversity
 
@@ -53,7 +56,7 @@ class Down(fedavg.Down):
 class Up(fedavg.Up):
     """Where a client came to, and how many examples of each class it has."""
 
-    counts: Exact  # [class]
+    counts: Annotated[Exact, Axes("class", entries="whole", high=MOST)]
 
 
 class FeatureLatent(NamedTuple):
@@ -161,7 +164,7 @@ class FedGen(FedAvg):
             self.lessons(server, counts.sum(0)), Adam(rate, weight_decay=self.generator_decay),
             heads=heads, share=teacher_shares(counts),
         )  # fmt: skip
-        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
+        mean = self.averaged(server.state.weights, ups)
         server.state = Global(mean, generator)
 
     def taught(
@@ -219,8 +222,19 @@ class FedGen(FedAvg):
         many = drawn(self.generator(server.model), server, seen, steps, self.generator_batch)
         return Lazy(steps, lambda step: FeatureLatent(many.noise[step], many.labels[step]))
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        return self.network(server.model)
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return self.network(node.model)
+
+    def layout(self, node: Node[Any], sender: NodeId, message: Message, field: str) -> Layout:
+        if field == "generator":
+            return content.layout(self.generator(node.model))
+        return super().layout(node, sender, message, field)
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Up):
+            return why
+        return miscounted(message.counts, node.model.classes, used=message.examples)
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         return self.network(node.model)(node.state.weights, x)

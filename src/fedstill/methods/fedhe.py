@@ -6,9 +6,9 @@ In rounds: the original lets one client finish at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Never
+from typing import Annotated, Any, ClassVar, Literal, Never
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -20,6 +20,7 @@ from fedstill.core import (
     Message,
     Model,
     Node,
+    NodeId,
     Positional,
     State,
     Step,
@@ -28,11 +29,13 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.content import Axes, Length
 from fedstill.core.optim import Optimizer
-from fedstill.core.ranges import NonNegative
+from fedstill.core.ranges import NonNegative, Whole
 from fedstill.methods.local import Local, Own
 from fedstill.parts.class_tables import ClassTable, Logits, class_averages
 from fedstill.parts.losses import class_square_error
+from fedstill.parts.robust import Aggregation, Rule
 
 
 class Global(State):
@@ -50,8 +53,8 @@ class Down(Message):
 class Up(Message):
     """The mean logits of the classes a client holds, sorted by class."""
 
-    logits: Tensor  # [held class, class]
-    classes: Positional  # [held class]
+    logits: Annotated[Tensor, Axes("held", "class")]
+    classes: Annotated[Positional, Axes("held", below="class", rising=True)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class FedHe(Local):
 
     alpha: NonNegative = 0.5  # weight of the distance to the mean logits of a class
     rule: Literal["sgd", "adam"] = "sgd"  # the optimiser of local training
+    aggregation: Rule = "mean"  # of logits, class by class
+    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
 
     def faults(self) -> Sequence[str]:
         if self.momentum and self.rule == "adam":
@@ -107,9 +112,15 @@ class FedHe(Local):
     def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Take the mean of each class over the clients that hold it."""
         ups = list(inbox.values())
-        table = server.state.logits.renewed([up.logits for up in ups], [up.classes for up in ups])
+        how = Aggregation(self.aggregation, self.byzantine)
+        table = server.state.logits.renewed(
+            [up.logits for up in ups], [up.classes for up in ups], how=how
+        )
         server.log(known_classes=table.known.sum())
         server.state = Global(table)
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        return {**super().axes(node, sender), "entry": node.model.classes}
 
     def distilled(self, model: Model, weights: Weights, batch: Batch, table: ClassTable) -> Tensor:
         """The local loss, and once every class has a value α times the mean squared distance."""

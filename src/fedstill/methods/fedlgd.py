@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Never
+from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.content import LARGEST_INPUT, Axes, Layout, Length, trainable
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.core.records import Pictured
 from fedstill.methods import virtual
@@ -43,6 +44,7 @@ from fedstill.methods.virtual import Virtual
 from fedstill.parts import controls
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import GradientMatching, without_second_derivative
+from fedstill.parts.robust import Aggregation, Rule
 from fedstill.parts.synthetic_sets import (
     class_statistics,
     held_classes,
@@ -72,16 +74,16 @@ class Global(State):
 class Statistics(Message):
     """Mean and deviation of each class held, where the server's start asks for them."""
 
-    mean: Exact  # [class, channel]
-    std: Exact
-    classes: Positional  # [class]
+    mean: Annotated[Exact, Axes("held", "channel", high=LARGEST_INPUT)]
+    std: Annotated[Exact, Axes("held", "channel", low=0, high=LARGEST_INPUT)]
+    classes: Annotated[Positional, Axes("held", below="class", rising=True)]
 
 
 class Down(Message):
     """The common start; the global set where it changed since the hearer last heard it."""
 
     weights: Weights
-    anchors: Tensor | None
+    anchors: Annotated[Tensor, Axes("anchor", "input", high=LARGEST_INPUT)] | None
     control: Weights
 
 
@@ -131,6 +133,9 @@ class FedLGD(Virtual):
     # plain steps, FedProx's term, or SCAFFOLD's controls
     local_update: Literal["plain", "fedprox", "scaffold"] = "plain"
     mu: NonNegative = 0.01  # weight of FedProx's term, if local_update has it
+    aggregation: Rule = "mean"  # of weights
+    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+    bound: Positive | None = None  # of norm_bound: the longest change; none: the median length
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return without_second_derivative(server)
@@ -220,7 +225,8 @@ class FedLGD(Virtual):
     async def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Take the mean; in rounds of τ match the global set's gradient to the common change."""
         state, ups = server.state, list(inbox.values())
-        mean = algebra.mean([up.weights for up in ups])
+        how = Aggregation(self.aggregation, self.byzantine, self.bound)
+        mean = how.joined([up.weights for up in ups], start=state.weights)
         told = {**state.told, **{name: state.version for name in inbox}}
         anchors, version = state.anchors, state.version
         if self.refines(server.round):
@@ -232,8 +238,20 @@ class FedLGD(Virtual):
             moved = await matching.matched(server.model, sets, state.weights, target)
             anchors = moved["global"].x
             version += 1
-        control = controls.renewed(state.control, [up.control for up in ups], len(server.models))
+        changes = [up.control for up in ups]
+        control = controls.renewed(state.control, changes, len(server.models), how.joined)
         server.state = Global(mean, anchors, version, told, control)
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        model, known = node.model, super().axes(node, sender)
+        count = self.global_per_class * model.classes if self.refine_every else 0
+        return {**known, "channel": model.shape[0], "anchor": count}
+
+    def layout(self, node: Node[Any], sender: NodeId, message: Message, field: str) -> Layout:
+        wanted = super().layout(node, sender, message, field)
+        if field != "control":
+            return wanted
+        return trainable(wanted) if self.local_update == "scaffold" else {}
 
     def objective(
         self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights,

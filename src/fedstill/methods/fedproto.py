@@ -6,9 +6,9 @@ Clients. AAAI 2022. Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Never
+from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fedstill.core import (
     Message,
     Model,
     Node,
+    NodeId,
     Positional,
     State,
     Step,
@@ -29,12 +30,14 @@ from fedstill.core import (
     at_server,
     minimize,
 )
-from fedstill.core.ranges import Count, Fraction, NonNegative
+from fedstill.core.content import MOST, Axes, Length, presence
+from fedstill.core.ranges import Count, Fraction, NonNegative, Whole
 from fedstill.methods import local
 from fedstill.methods.local import Local
 from fedstill.parts import heads
 from fedstill.parts.class_tables import ClassTable, Features, class_averages
 from fedstill.parts.losses import class_square_error
+from fedstill.parts.robust import Aggregation, Rule
 
 
 class Global(State):
@@ -58,9 +61,9 @@ class Down(Message):
 class Up(Message):
     """The mean features of the classes a client holds, sorted by class."""
 
-    prototypes: Tensor  # [held class, feature]
-    classes: Positional  # [held class]
-    counts: Exact | None  # [held class], examples of each; only for weighting by them
+    prototypes: Annotated[Tensor, Axes("held", "entry")]
+    classes: Annotated[Positional, Axes("held", below="class", rising=True)]
+    counts: Annotated[Exact, Axes("held", entries="whole", low=1, high=MOST)] | None  # if asked
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class FedProto(Local):
     inference: Literal["head", "prototype"] = "head"
     feature_width: Count = 512  # where clients' own widths differ
     joining: heads.Joining = "linear"  # to that width: by a layer, or as means of stretches
+    aggregation: Rule = "mean"  # of prototypes, class by class
+    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
 
     def each_round(self) -> Sequence[Step]:
         steps = [self.broadcast, self.learn, self.aggregate]
@@ -125,14 +130,25 @@ class FedProto(Local):
         # The paper also divides by the number of holders, after shares that already sum to one.
         counts = [up.counts for up in ups if up.counts is not None]
         table = server.state.prototypes.renewed(
-            [up.prototypes for up in ups], [up.classes for up in ups], counts or None
-        )
+            [up.prototypes for up in ups], [up.classes for up in ups], counts or None,
+            Aggregation(self.aggregation, self.byzantine),
+        )  # fmt: skip
         server.state = Global(table)
 
     @at_clients
     def keep(self, client: Node[Own], inbox: Inbox[Down]) -> None:
         """Remember everybody's prototypes, to classify by them."""
         client.state = client.state.replace(prototypes=inbox.only().prototypes)
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        width = heads.common_width(node.models.values(), self.feature_width)
+        return {**super().axes(node, sender), "entry": width}
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Up):
+            return why
+        return presence(message, counts=self.weighting == "examples")
 
     def pulled(self, model: Model, weights: Weights, batch: Batch, table: ClassTable) -> Tensor:
         """The local loss and λ times the mean squared distance to the prototypes."""

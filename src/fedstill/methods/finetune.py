@@ -47,7 +47,7 @@ from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
 from fedstill.methods.fedavg import FedAvg, Own
-from fedstill.methods.held_base import Base, Counted, Tuned, accepted, of_base, unfit
+from fedstill.methods.held_base import Base, Counted, Tuned, of_base, unfit
 from fedstill.parts.generators import ImageGenerator, unfit_images
 from fedstill.parts.label_distribution import (
     miscounted,
@@ -62,7 +62,6 @@ from fedstill.parts.lessons import (
     View,
 )
 from fedstill.parts.losses import row_divergences
-from fedstill.parts.submodels import misfit
 from fedstill.parts.teachers import Ensemble
 
 G = TypeVar("G", bound=ImageGenerator)
@@ -190,20 +189,22 @@ class FineTuner(Method):
 
     async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
         """The messages that can be learnt from, after the base has aggregated them."""
-        for client, up in inbox.items():
-            if wrong := self.wrong(server, client, up):
-                server.reject(client, wrong)
-        if self.role == "fine_tune" and (heard := accepted(server, inbox)):
-            await self._as_base(2, server, Inbox({who: of_base(up) for who, up in heard.items()}))
-        return accepted(server, inbox)
+        if self.role == "fine_tune":
+            await self._as_base(2, server, Inbox({who: of_base(up) for who, up in inbox.items()}))
+        return {who: up for who, up in inbox.items() if who not in server.rejected}
 
-    def wrong(self, server: Node[Any], client: NodeId, up: Any) -> str | None:
-        """Why nothing can be learnt from what a client sent, or None."""
-        own = of_base(up)
-        wrong = misfit(self._base.network_for(server, client), own.weights)
-        if wrong or not isinstance(up, Counted):
-            return wrong
-        return miscounted(up.label_counts, server.model.classes, used=self.total(own))
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        """What the base says of its message, and whether labels were counted."""
+        own = of_base(message)
+        why = self.base.wrong(node, sender, own)
+        if why or not isinstance(message, Counted):
+            return why
+        counts = message.label_counts
+        miscount = miscounted(counts, node.model.classes, used=self.total(own))
+        return miscount or super().wrong(node, sender, message)
+
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return self.base.network_for(node, who)
 
     async def _as_base(self, place: int, server: Node[Any], inbox: Inbox[Any]) -> Any:
         """What a step of the base says; its memory is the one that ours holds."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Annotated, Any, Protocol, Self, cast, runtime_checkable
 
 from torch import Tensor
 
 from fedstill.core import (
     Exact,
-    Inbox,
     Message,
     Method,
     Model,
@@ -24,6 +23,7 @@ from fedstill.core import (
     State,
     Weights,
 )
+from fedstill.core.content import MOST, Axes
 from fedstill.core.data import Plan
 from fedstill.core.method import memory_of
 from fedstill.parts.label_distribution import counts_table, dynamic_shares, label_distribution
@@ -60,15 +60,15 @@ class Counted(Message):
     """What a client of the base sends, and how many examples of each label it used."""
 
     base: Message
-    label_counts: Exact  # [class]
+    label_counts: Annotated[Exact, Axes("class", entries="whole", high=MOST)]
 
 
 @runtime_checkable
 class Base(Protocol):
     """What a method says that can be fine-tuned, beside what all do; FedAvg and its kin say it."""
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        """The network whose weights a party sends; for the server, the one it keeps."""
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        """The network whose weights a party sends and hears; for the server, the one it keeps."""
 
     def plan(self, client: Node[Any]) -> Plan:
         """Which examples are in the batches of a client's round; asked again, the same."""
@@ -104,11 +104,6 @@ def unfit(base: Method) -> str | None:
     if not isinstance(base, Base):
         return "it must say network_for, plan and used, as FedAvg does"
     return None
-
-
-def accepted(server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
-    """The messages that no step has rejected."""
-    return {who: up for who, up in inbox.items() if who not in server.rejected}
 
 
 def _has_weights(kind: type[Message] | type[State] | None) -> bool:

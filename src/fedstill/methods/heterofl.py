@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Never
+from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
@@ -28,8 +28,10 @@ from fedstill.core import (
     Weights,
     at_clients,
     at_server,
+    content,
     minimize,
 )
+from fedstill.core.content import Amount, Axes, Layout, presence
 from fedstill.core.ranges import Whole
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
@@ -44,14 +46,18 @@ class Own(fedavg.Own):
 class Trained(Up):
     """Where a client came to with its part."""
 
-    held: Exact | None  # [class], one for each class it has examples of; only if that matters
+    held: Annotated[Exact, Axes("class", low=0, high=1)] | None  # 1 for what it has; only if asked
+
+
+class Uncut(Down):
+    """The whole network, to be looked at."""
 
 
 class Measured(Message):
     """What the norm layers of the whole network see at a client."""
 
     statistics: Weights
-    examples: int
+    examples: Amount
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,11 @@ class HeteroFL(FedAvg):
     def faults(self) -> Sequence[str]:
         wrong = [rate for rate in self.budgets if not _is_rate(rate)]
         lines = [f"budgets = {list(self.budgets)}: each must be in (0, 1]"] if wrong else []
+        if self.aggregation != "mean":
+            lines.append(
+                f"aggregation = {self.aggregation!r}: clients hold different parts of the network, "
+                "of which only the mean over holders is defined; leave it out"
+            )
         return [*super().faults(), *lines]
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
@@ -130,22 +141,17 @@ class HeteroFL(FedAvg):
     @at_server
     def aggregate(self, server: Node[Global], inbox: Inbox[Trained]) -> None:
         """For each entry take the mean over those who hold it; what nobody holds stays."""
-        parts = []
-        for client, up in inbox.items():
-            if wrong := self.wrong(server, client, up):
-                server.reject(client, wrong)
-            else:
-                parts.append(self.placed(server, client, up))
+        parts = [self.placed(server, client, up) for client, up in inbox.items()]
         weights = submodels.cover(self.whole(server), server.state.weights, parts)
         server.state = server.state.replace(weights=weights)
 
     @at_server
-    def show(self, server: Node[Global], inbox: Inbox[Never]) -> Down:
+    def show(self, server: Node[Global], inbox: Inbox[Never]) -> Uncut:
         """Send the whole network, to be looked at."""
-        return Down(server.state.weights)
+        return Uncut(server.state.weights)
 
     @at_clients
-    def measure(self, client: Node[Own], inbox: Inbox[Down]) -> Measured | None:
+    def measure(self, client: Node[Own], inbox: Inbox[Uncut]) -> Measured | None:
         """Measure what the norm layers of the whole network see in local examples."""
         if not len(client.data):
             return None
@@ -186,8 +192,15 @@ class HeteroFL(FedAvg):
         model = node.model if node.id == SERVER else self.narrowed(node, node.id)
         return model(node.state.weights, x)
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        return self.whole(server) if who == SERVER else self.narrowed(server, who)
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return self.whole(node) if who == SERVER else self.narrowed(node, who)
+
+    def layout(self, node: Node[Any], sender: NodeId, message: Message, field: str) -> Layout:
+        if isinstance(message, Uncut):
+            return content.layout(self.whole(node))
+        if isinstance(message, Measured):
+            return statistics.layout(self.whole(node))
+        return super().layout(node, sender, message, field)
 
     def units(self, server: Node[Any], client: NodeId) -> submodels.Units:
         """The units that a client holds in this round: the first ones."""
@@ -208,13 +221,11 @@ class HeteroFL(FedAvg):
         shares = {"examples": float(up.examples), "uniform": 1.0, "width": rate}
         return SubModel(weights, units, shares[self.weighting])
 
-    def wrong(self, server: Node[Any], client: NodeId, up: Trained) -> str | None:
-        """Why a part cannot be averaged, or None."""
-        if up.examples < 0:
-            return f"has {up.examples} examples"
-        if up.held is not None and tuple(up.held.shape) != (server.model.classes,):
-            return f"names {list(up.held.shape)} classes, there are {server.model.classes}"
-        return submodels.misfit(self.narrowed(server, client), up.weights)
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Trained):
+            return why
+        return presence(message, held=self.masked or self.head_rows == "held")
 
     def rates(self, models: Mapping[NodeId, Model]) -> dict[NodeId, float]:
         """Each client's share of the units."""

@@ -77,8 +77,8 @@ class Moon(FedAvg):
         hidden = self.hidden or node.model.feature_width
         return heads.projected(node.model, hidden, self.projection)
 
-    def network_for(self, server: Node[Any], who: NodeId) -> Model:
-        return self.network(server)
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return self.network(node)
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         return self.network(node)(node.state.weights, x)

@@ -16,8 +16,10 @@ from fedstill.core import (
     Batch,
     Change,
     Inbox,
+    Message,
     Model,
     Node,
+    NodeId,
     State,
     Weights,
     algebra,
@@ -25,6 +27,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.content import Layout, trainable
 from fedstill.core.ranges import Positive
 from fedstill.core.records import is_buffer
 from fedstill.methods import fedavg
@@ -120,13 +123,18 @@ class Scaffold(FedAvg):
         Statistics of norm layers are the mean itself: beyond it a variance could be negative.
         """
         ups = list(inbox.values())
-        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
         start, control = server.state.weights, server.state.control
+        mean = self.averaged(start, ups)
         if self.server_lr != 1:
             moved = algebra.add(start, algebra.sub(mean, start), self.server_lr)
             mean = {name: mean[name] if is_buffer(name) else moved[name] for name in start}
         changes = [up.control for up in ups]
-        server.state = Global(mean, controls.renewed(control, changes, len(server.models)))
+        control = controls.renewed(control, changes, len(server.models), self.joining.joined)
+        server.state = Global(mean, control)
+
+    def layout(self, node: Node[Any], sender: NodeId, message: Message, field: str) -> Layout:
+        wanted = super().layout(node, sender, message, field)
+        return trainable(wanted) if field == "control" else wanted
 
     def corrected(
         self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Never
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from fedstill.core import (
     at_server,
     minimize,
 )
+from fedstill.core.content import LARGEST_INPUT, Axes, Length, Seed, presence
 from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
@@ -46,8 +47,8 @@ class Own(State):
 class Virtual(Message):
     """The virtual set, once: the seed to make it from, or the images sorted by class."""
 
-    seed: int | None
-    images: Tensor  # [class, image, ...]; none beside a seed
+    seed: Seed | None
+    images: Annotated[Tensor, Axes("virtual", high=LARGEST_INPUT)]  # [class, image, ...], or none
 
 
 class Mixed(NamedTuple):
@@ -181,6 +182,20 @@ class VHL(FedAvg):
         generator = kind(node.model.shape, node.model.classes, width=self.generator_width,
                          within=self.deviation)  # fmt: skip
         return untrained_set(generator, seed, self.per_class, node.device).images
+
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return self.network(node.model)
+
+    def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
+        known = super().axes(node, sender)
+        whole = (node.model.classes, self.per_class, *node.model.shape)
+        return {**known, "virtual": (0,) if self.sharing == "seed" else whole}
+
+    def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
+        why = super().wrong(node, sender, message)
+        if why or not isinstance(message, Virtual):
+            return why
+        return presence(message, seed=self.sharing == "seed")
 
     def network(self, model: Model) -> Model:
         """What is trained: with `extra` labels twice as many outputs as there are classes."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core import Batch, Data, Lazy, Loop, Model, Node, Positional, Record, Weights, seeds
+from fedstill.core.content import Axes
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
 from fedstill.core.release import Use, class_sums
 from fedstill.parts.released import SUMS
+from fedstill.parts.robust import MEAN, Aggregation, joined_rows
 from fedstill.parts.synthetic_sets import mean_over_holders
 
 CHUNK = 1024
@@ -31,8 +33,8 @@ class ClassMeans(NamedTuple):
 class ClassTable(Record):
     """A row for every class; those that nobody has ever held have no value."""
 
-    rows: Tensor  # [class, entry]
-    known: Positional  # [class], whether the row has a value
+    rows: Annotated[Tensor, Axes("class", "entry")]
+    known: Annotated[Positional, Axes("class", entries="bool")]  # whether the row has a value
 
     @classmethod
     def empty(cls, classes: int, width: int, device: torch.device | str) -> Self:
@@ -45,10 +47,17 @@ class ClassTable(Record):
         rows: Sequence[Tensor],
         classes: Sequence[Tensor],
         counts: Sequence[Tensor] | None = None,
+        how: Aggregation = MEAN,
     ) -> Self:
-        """Means over the holders of a class, plain or by counts; a class not sent stays."""
+        """Means over the holders of a class, plain or by counts; a class not sent stays.
+
+        In place of the mean may stand a robust rule, which counts holders alike.
+        """
         sent = torch.zeros_like(self.known).index_fill(0, torch.cat(list(classes)), True)
-        means = mean_over_holders(rows, classes, self.rows, counts)
+        if how.rule == "mean":
+            means = mean_over_holders(rows, classes, self.rows, counts)
+        else:
+            means = joined_rows(rows, classes, self.rows, how)
         return self.replace(rows=means, known=self.known | sent)
 
 

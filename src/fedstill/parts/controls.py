@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -28,6 +28,14 @@ def change(common: Weights, start: Weights, reached: Weights, steps: int, lr: fl
     return algebra.sub(algebra.scale(way, 1 / (steps * lr)), common)
 
 
-def renewed(common: Weights, changes: Sequence[Weights], clients: int) -> Weights:
-    """c + (1/N) Σ of the changes, N counting all clients and not only those who took part."""
-    return algebra.add(common, algebra.mean(changes), len(changes) / clients)
+def renewed(
+    common: Weights,
+    changes: Sequence[Weights],
+    clients: int,
+    joined: Callable[[Sequence[Weights]], Weights] = algebra.mean,
+) -> Weights:
+    """c + (1/N) Σ of the changes, N counting all clients and not only those who took part.
+
+    In place of their mean may stand what a robust rule makes of them.
+    """
+    return algebra.add(common, joined(changes), len(changes) / clients)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
 from fedstill.core import Data, Model, Weights, algebra
+from fedstill.core.content import Kind, Layout
 from fedstill.core.records import is_buffer
+
+
+@lru_cache(maxsize=64)
+@torch.no_grad()
+def layout(model: Model) -> Layout:
+    """Names, shapes and types of what is measured of a network."""
+    host = model.on("cpu")
+    found = measured(host, host.init(0), Data.of(torch.zeros(2, *model.shape), torch.zeros(2)), 2)
+    return {name: Kind(tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
 
 
 @torch.no_grad()

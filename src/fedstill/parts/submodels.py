@@ -29,7 +29,6 @@ __all__ = [
     "extract",
     "first_units",
     "halved_rates",
-    "misfit",
     "random_units",
     "rolling_units",
     "unfit",
@@ -98,18 +97,6 @@ def cover(model: Scalable, weights: Weights, parts: Sequence[SubModel]) -> Weigh
             mean[place] += part.weights[name] * share
         made[name] = torch.where(total > 0, mean, before)
     return made
-
-
-def misfit(model: Model, weights: Weights) -> str | None:
-    """How weights differ in names or shapes from those of a network, or None."""
-    wanted = {name: law.shape for name, law in model.initial().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wrong = [
-        f"{name} is {found.get(name, 'missing')} and not {wanted.get(name, 'known')}"
-        for name in {**wanted, **found}
-        if found.get(name) != wanted.get(name)
-    ]
-    return f"sent another network than it was given: {', '.join(wrong[:3])}" if wrong else None
 
 
 def unfit(server: Model, models: Mapping[NodeId, Model], rates: Sequence[float]) -> list[str]:

@@ -8,14 +8,18 @@ shares, so a class with fewer images than its neighbours needs no special case.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core import Data, Node
+from fedstill.core import Data, Exact, Node
+from fedstill.core.content import MOST, Axes
 from fedstill.core.errors import SealedData
+
+Standing = Annotated[Exact, Axes("image", low=0, high=MOST)]
+"""[image], how many examples each image of a set stands for."""
 
 
 class SyntheticSet(NamedTuple):

@@ -17,12 +17,12 @@ from pathlib import Path
 from threading import Lock
 from typing import cast
 
-from fedstill.core import ranges
+from fedstill.core import content, ranges
 from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import Inbox
 from fedstill.core.ranges import Count, Positive
-from fedstill.core.records import Direction, NodeId, Record
+from fedstill.core.records import Direction, Message, NodeId, Record
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import (
     Letters,
@@ -239,6 +239,7 @@ class Site:
         letters = Letters(self.kinds, self.held, codec.STRANGERS)
         messages = letters.opened(act.letters, engine.device)
         inbox = Inbox({sender: at_place(messages, place) for sender, place in act.inbox.items()})
+        self._check_heard(inbox, act.round)
         self.keeper.recall(act.after, act.channels)
         engine.states.changed.clear()
         toward = cast(Direction | None, act.toward)
@@ -251,6 +252,14 @@ class Site:
         return Acted(
             act.run, name, act.round, act.number, act.step, left, enclosed, marks[0], marks[1]
         )
+
+    def _check_heard(self, inbox: Inbox[Message], round: int) -> None:
+        """Refuse what cannot be used, whoever sent it: a site does not trust its coordinator."""
+        experiment = self.engine.experiment
+        reader = experiment.reader(self.name, round)
+        for sender, message in inbox.items():
+            if why := content.refusal(experiment.method, reader, sender, message):
+                raise SiteError(f"{words.told(sender)} {words.told(why)}")
 
     def _examined(self, request: Examine) -> Examined:
         engine, name, round = self.engine, self.name, request.round

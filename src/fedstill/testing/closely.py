@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.method import Method, Step
-from fedstill.core.node import Addressed, Inbox
+from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.records import Direction, Message, NodeId, Record
 from fedstill.engines.engine import Outcome
 from fedstill.engines.loops.compiled import TRACED, Compiler
@@ -80,6 +80,35 @@ class Heard(InProcess):
             where = (row.round, row.step, row.sender)
             found[where] = found.get(where, 0) + row.floats
         return found
+
+
+class Overheard(InProcess):
+    """Keeps the first message of each step and kind that travels, with who said it to whom."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.first: dict[
+            tuple[str, str], tuple[int, NodeId, NodeId, Message]
+        ] = {}  # by step and kind
+
+    def play(
+        self,
+        step: Step,
+        round: int,
+        inboxes: Mapping[NodeId, Inbox[Any]],
+        toward: Direction | None = None,
+    ) -> dict[NodeId, Outcome]:
+        outcomes = super().play(step, round, inboxes, toward)
+        clients = self.experiment.population.clients
+        for sender, outcome in outcomes.items() if toward else ():
+            message = outcome.message
+            hearer = SERVER if toward == "up" else next(name for name in clients if name != sender)
+            if isinstance(message, Addressed):
+                hearer, message = next(iter(sorted(message.items())), (hearer, None))
+            if isinstance(message, Message):
+                key = (step.title, type(message).__name__)
+                self.first.setdefault(key, (round, sender, hearer, message))
+        return outcomes
 
 
 def _messages(outcome: Outcome) -> Iterator[Message]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedstill.channels import Channel, EightBit, Half, TopK
+from fedstill.core.content import refusal
 from fedstill.core.errors import FedstillError, unknown
 from fedstill.core.method import Method, Place, check_protocol, steps_of
 from fedstill.core.records import Direction
@@ -34,6 +35,7 @@ from fedstill.testing.closely import (
     Backwards,
     Differs,
     Heard,
+    Overheard,
     Traced,
     expect_finite,
     expect_same,
@@ -44,6 +46,7 @@ from fedstill.testing.closely import (
     scores,
     written,
 )
+from fedstill.testing.lies import lies
 from fedstill.testing.walls import behind_walls
 from fedstill.testing.worlds import World
 
@@ -341,6 +344,28 @@ def wire(case: Case) -> None:
             raise Differs(f"{where[2]} said {said} floats in {where[1]}, {rows} were counted")
 
 
+def content(case: Case) -> None:
+    """What clients and server send is accepted; each field of it lied about is refused.
+
+    Whether the message goes to the server or to a client, and whichever field it is: another
+    shape, another type, a name missing, a name more, numbers out of range, 1e30, NaN.
+    """
+    engine, _ = case.played(2, Overheard)
+    assert isinstance(engine, Overheard)
+    for (step, _), (round, sender, hearer, message) in engine.first.items():
+        reader = engine.experiment.reader(hearer, round)
+        why = refusal(case.method, reader, sender, message)
+        if why:
+            raise Differs(f"{step}: {hearer} refuses what {sender} honestly sent: {sender} {why}")
+        for lie in lies(message):
+            if refusal(case.method, reader, sender, lie.message) is None:
+                raise Differs(
+                    f"{type(message).__name__}.{lie.field}, sent in {step}: {lie.what} is not "
+                    "refused. Say in its hint what may stand there, e.g. Annotated[Tensor, "
+                    'Axes("public", "class")] (see core.content), or in Method.wrong'
+                )
+
+
 def walls(case: Case) -> None:
     """Each client a site behind encoded bytes, nobody else's data in reach: the same numbers.
 
@@ -416,6 +441,7 @@ CHECKS: dict[str, Check] = {
     "part-time": part_time,
     "empty client": empty_client,
     "wire": wire,
+    "content": content,
     "walls": walls,
     "purity": purity,
     "privacy": privacy,

@@ -503,7 +503,7 @@ def _sizes(value: Any) -> bool:
 
 def _text(hint: Any) -> str:
     """A hint as a reader would write it."""
-    if hint == Weights:
+    if hint == dict[str, Tensor]:
         return "Weights"
     if get_origin(hint) is Annotated:
         base, *marks = get_args(hint)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core import algebra
+from fedstill.core.content import LARGEST
 from fedstill.core.errors import StepError
 from fedstill.core.loop import Loop
 from fedstill.core.method import Place, Step, memory_of
@@ -235,7 +236,7 @@ class InProcess:
         since a moment later the processor has to fetch them again.
         """
         sent = [message for _, _, message in ended if isinstance(message, Message)]
-        strange = iter(algebra.not_finite_each(sent))
+        strange = iter(algebra.not_finite_each(sent, LARGEST))
         told = iter(_on_host([n for node, _, _ in ended for n in node.numbers.values()]))
         outbox = Outbox(self.experiment.channels, self.states)
         outcomes = []
