@@ -17,6 +17,7 @@ NOTHING = "-"
 
 
 NARROWEST = 18  # characters that a column of sentences needs
+WIDEST = 60  # of a column that is kept on one line
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Fitting:
             if sentences is None:
                 head = fill(head, 12, break_long_words=False)
             side: Literal["left", "right"] = "right" if self.layout.is_number(number) else "left"
-            fixed = sentences is not None and number != sentences
+            longest = max(len(row[number]) for row in [self.layout.head, *self.layout.body])
+            fixed = sentences not in (None, number) and longest <= WIDEST
             table.add_column(Text(head), justify=side, no_wrap=fixed)
         for row in self.layout.body:
             reported = row[0].startswith(REPORTED)
