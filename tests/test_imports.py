@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {
             *("channels", "core", "engines", "federation", "metrics", "privacy", "sites", "wire"),
         },
-        {"torch", "zenoh", "cryptography"},  # of the last two, one file each
+        {"torch", "zenoh", "cryptography", "flwr"},  # of the last three, one file each
     ),
     "recipe": (LOWER | {"recipe"}, {"torch"}),
     "runs": (

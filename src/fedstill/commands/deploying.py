@@ -140,6 +140,24 @@ def start(folder: Out, data_dir: DataDir = None) -> None:
 
 
 @deploy.command()
+def flower(
+    folder: Out,
+    port: Annotated[
+        int, typer.Option(help="Where the SuperLink listens, on this machine alone.", min=1)
+    ] = 8000,
+) -> None:
+    """Write what Flower needs to carry a deployment: app, keys, commands, filter for nginx."""
+    with _installed():
+        from fedstill.deploy import flower as flowers
+
+    place = flowers.write(folder, port)
+    typer.echo(f"in {place}: superlink.sh, register.sh (once), nginx.conf, run.sh")
+    typer.echo(f"filter: nginx -c {place / 'nginx.conf'}")
+    typer.echo("whoever reaches the SuperLink itself can run code at all sites: only the filter's")
+    typer.echo(f"address is for others, port {port} is for nobody outside this machine")
+
+
+@deploy.command()
 def stop(folder: Out) -> None:
     """Ask the coordinator to stop; it can be started again and goes on exactly."""
     from fedstill.deploy.board import ask_to_stop
@@ -294,13 +312,25 @@ def check(folder: Own) -> None:
 
 
 @site.command(name="start")
-def site_start(folder: Own) -> None:
+def site_start(
+    folder: Own,
+    flower: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NODE", help="Answer through Flower: the folder of this machine's SuperNode."
+        ),
+    ] = None,
+) -> None:
     """Answer the coordinator until the run is over; calls again whenever the line is lost."""
     with _installed():
+        from fedstill.deploy import flower as flowers
         from fedstill.deploy import site as sites
 
     try:
-        sites.start(folder, typer.echo)
+        if flower is None:
+            sites.start(folder, typer.echo)
+        else:
+            flowers.start_site(folder, flower, typer.echo)
     except KeyboardInterrupt:
         typer.echo(f"fedstill: stopped; go on with `fedstill site start {folder}`", err=True)
         raise typer.Exit(130) from None

@@ -20,6 +20,7 @@ from fedstill.runs.digest import of_recipe
 from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.away import Away, Patience
+from fedstill.sites.exchange import Connection
 from fedstill.sites.words import Present
 from fedstill.sites.zenoh import COORDINATOR, Calls
 
@@ -31,15 +32,21 @@ class Stopped(SiteError):
     """Somebody asked the run to stop."""
 
 
-def start(out: Path, say: Say, data_dir: str | None = None) -> Path:
-    """Play a deployment from its beginning, or from its last checkpoint; returns the run folder."""
+Connect = Callable[[Path, Deployment, Patience, Board], Connection]
+
+
+def start(out: Path, say: Say, data_dir: str | None = None, connect: Connect | None = None) -> Path:
+    """Play a deployment from its beginning, or from its last checkpoint; returns the run folder.
+
+    Sites call over zenoh, unless another line is given.
+    """
     own = out / COORDINATOR
     deployment, recipe = folders.read_deployment(own), folders.read_agreed(own)
     if not deployment.address:
         raise SiteError("this deployment has no coordinator; start each peer: fedstill peer start")
     patience = folders.read_patience(own)
-    host = deployment.address.rsplit(":", 1)[0]
-    _check_certificate(own, deployment, host)
+    if connect is None:
+        _check_certificate(own, deployment, deployment.address.rsplit(":", 1)[0])
     run_folder = own / RUN
     if (run_folder / "summary.json").exists():
         say(f"this run is finished: {run_folder}")
@@ -50,7 +57,8 @@ def start(out: Path, say: Say, data_dir: str | None = None) -> Path:
         held.enter_context(run_folders.alone(run_folder))
         place = held.enter_context(placed(recipe, SERVER, own, data_dir=data_dir))
         folders.check_agreed(str(own / folders.RECIPE), place.agreed, deployment.recipe)
-        calls = _connected(own, deployment, patience, board)
+        calls = (connect or _connected)(own, deployment, patience, board)
+        board.here = calls.here.names
         held.callback(calls.close)
         held.enter_context(board.shown())
         _wait(calls, deployment, patience, board, say)
@@ -59,7 +67,12 @@ def start(out: Path, say: Say, data_dir: str | None = None) -> Path:
 
 
 def played(
-    place: Place, deployment: Deployment, calls: Calls, patience: Patience, board: Board, say: Say
+    place: Place,
+    deployment: Deployment,
+    calls: Connection,
+    patience: Patience,
+    board: Board,
+    say: Say,
 ) -> None:
     """Play with all sites connected."""
     engines: list[Away] = []
@@ -103,18 +116,18 @@ def _connected(own: Path, deployment: Deployment, patience: Patience, board: Boa
     settings = zenoh.of_coordinator(
         folders.credentials(own, deployment), deployment.run, deployment.address, deployment.sites
     )
-    calls = Calls(
+    return Calls(
         zenoh.opened(settings),
         deployment.run,
         deployment.sites,
         lost=patience.gone,
         stopped=lambda: board.stopped,
     )
-    board.here = calls.here.names
-    return calls
 
 
-def _wait(calls: Calls, deployment: Deployment, patience: Patience, board: Board, say: Say) -> None:
+def _wait(
+    calls: Connection, deployment: Deployment, patience: Patience, board: Board, say: Say
+) -> None:
     say(f"waiting at {deployment.address} for {', '.join(deployment.sites)}")
     missing = calls.here.wait_for(deployment.sites, patience.start, lambda: board.stopped)
     if missing:

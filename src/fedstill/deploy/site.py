@@ -6,8 +6,8 @@ import csv
 import os
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +98,25 @@ def credentials_of(invited: Invited) -> Credentials:
 
 def start(folder: Path, say: Say, ended: Callable[[], bool] = lambda: False) -> None:
     """Answer the coordinator until the run is over; calls again whenever the line is lost."""
+    with answering(folder, say) as (invited, site), ExitStack() as held:
+        deployment = invited.deployment
+        say(f"{deployment.name} calls the coordinator at {deployment.address}")
+        session = _called(invited, say, ended)
+        if session is None:
+            return
+        held.callback(zenoh.closed, session)
+        say("connected")
+
+        def over() -> bool:
+            return site.over or ended()
+
+        zenoh.serve(session, deployment.run, deployment.name, site.answer, over)
+        say("the run is over" if site.over else "stopped")
+
+
+@contextmanager
+def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
+    """A site with its data and memories while it lasts, whoever carries bytes to it."""
     own, policy = folders.read_own(folder)
     invited, found, wrong = checked(folder)
     if wrong:
@@ -122,18 +141,7 @@ def start(folder: Path, say: Say, ended: Callable[[], bool] = lambda: False) -> 
             class_names=found.class_names,
             key=noise_key(folder),
         )
-        say(f"{deployment.name} calls the coordinator at {deployment.address}")
-        session = _called(invited, say, ended)
-        if session is None:
-            return
-        held.callback(zenoh.closed, session)
-        say("connected")
-
-        def over() -> bool:
-            return site.over or ended()
-
-        zenoh.serve(session, deployment.run, deployment.name, site.answer, over)
-        say("the run is over" if site.over else "stopped")
+        yield invited, site
 
 
 def _called(invited: Invited, say: Say, ended: Callable[[], bool]) -> zenoh.Session | None:

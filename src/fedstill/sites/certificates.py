@@ -121,6 +121,29 @@ def signed(
     return made.public_bytes(serialization.Encoding.PEM)
 
 
+def public_key(certificate: Path) -> bytes:
+    """The key in a certificate, as PEM."""
+    found = _read_certificate(certificate).public_key()
+    return found.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def for_ssh(certificate: Path) -> bytes:
+    """The key in a certificate, in the form of OpenSSH."""
+    found = _read_certificate(certificate).public_key()
+    return found.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def own_for_ssh(own: Credentials) -> bytes:
+    """A party's private key, in the form of OpenSSH."""
+    return _read_key(own.key).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+
+
 def faults(own: Credentials, host: str | None = None) -> list[str]:
     """What is wrong with a party's own certificate, a line each; `host` is where it listens."""
     missing = [path for path in (own.authority, own.key, own.certificate) if not path.exists()]

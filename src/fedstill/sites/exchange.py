@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,29 @@ class Exchange(Protocol):
         self, requests: Mapping[NodeId, bytes], seconds: float
     ) -> Mapping[NodeId, bytes | Silence]:
         """The answer of each site, in so many seconds for all together; else why there is none."""
+
+
+class Roster(Protocol):
+    """Who is connected."""
+
+    def names(self) -> set[NodeId]:
+        """All who are connected."""
+
+    def wait_for(
+        self, names: Iterable[NodeId], seconds: float, stopped: Callable[[], bool] = ...
+    ) -> set[NodeId]:
+        """Wait until all are connected; returns who is still missing after so many seconds."""
+
+
+class Connection(Exchange, Protocol):
+    """An exchange with sites that come and go."""
+
+    @property
+    def here(self) -> Roster:
+        """Who is connected."""
+
+    def close(self) -> None:
+        """Hang up."""
 
 
 class Loopback:

@@ -51,7 +51,8 @@ def device_memory_left(device: torch.device) -> int | None:
         return memory_left()
     reserved = torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
-    # A process that shares a GPU may take a part of it, see runs.worker. Torch asks for a number here.
+    # A process that shares a GPU may take a part of it, see runs.worker. Torch asks for a
+    # number here.
     index = torch.cuda.current_device() if device.index is None else device.index
     own = int(total * torch.cuda.get_per_process_memory_fraction(index)) - reserved
     return int(min(free, own)) + reserved - torch.cuda.memory_allocated(device)
