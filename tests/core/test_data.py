@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.data import Batch, Batches, Data, Lazy, Plan, Pool, Rows
+from fedstill.core.data import (
+    Batch,
+    Batches,
+    Data,
+    Lazy,
+    Plan,
+    Pool,
+    Rows,
+    in_pools,
+    in_pools_at_once,
+)
 from fedstill.core.seeds import generator
 
 
@@ -268,3 +278,21 @@ def test_batches_made_ahead_are_those_made_one_by_one() -> None:
         assert torch.equal(four.x[step], plan[step].x) and torch.equal(four.y[step], plan[step].y)
     assert plan.ahead(1, 4) is None  # the last one is smaller
     assert Lazy(3, lambda step: step).ahead(0, 2) is None
+
+
+def test_rows_of_many_parties_are_looked_up_at_once_as_one_by_one() -> None:
+    # One party's examples are rows 5, 3, 9 of a pool, another's 2, 7; both look at the places told.
+    held = pool(0, 10)
+    parts = [Rows(held, torch.tensor(rows)) for rows in ([5, 3, 9], [2, 7])]
+    parts.append(parts[0])
+    orders = [torch.tensor(order) for order in ([2, 0], [1, 0, 1], [1])]
+    assert in_pools(parts, orders).tolist() == [9, 5, 7, 2, 7, 3]
+    assert in_pools_at_once(parts, orders).tolist() == [9, 5, 7, 2, 7, 3]
+
+
+def test_steps_without_examples_ahead_are_not_made_together() -> None:
+    plan = pool(0, 7).all().batches(3, generator(0))
+    assert plan.sizes == [3, 3, 1]
+    ahead = plan.ahead(0, 2)
+    assert ahead is not None and torch.equal(ahead.x[1], plan[1].x)
+    assert plan.ahead(1, 2) is None and plan.ahead(3, 2) is None

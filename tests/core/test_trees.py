@@ -103,3 +103,11 @@ def test_detaching_cuts_every_tensor_off_its_graph() -> None:
 def test_moving_to_a_device_moves_every_tensor() -> None:
     moved = trees.to(tree(), "meta")
     assert {tensor.device.type for tensor in trees.tensors(moved)} == {"meta"}
+
+
+def test_a_dict_that_many_trees_hold_is_looked_at_once() -> None:
+    weights = {"w": torch.zeros(2, 3)}
+    known: dict[int, Any] = {}
+    first, second = (trees.shape((weights, number), known) for number in (1, 2))
+    assert (first, second) == (trees.shape((weights, 1)), trees.shape((weights, 2)))
+    assert first[1][0] is second[1][0] and list(known) == [id(weights)]

@@ -44,7 +44,7 @@ from fedstill.engines.engine import Outcome
 from fedstill.engines.execution import Execution
 from fedstill.engines.loops import compiled, recorded, stacks
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder, Replay, Unrecordable
-from fedstill.engines.loops.stacks import Stack, StackRecorder, shared_or_stacked
+from fedstill.engines.loops.stacks import Stack, StackRecorder, shared_or_stacked, still_there
 from fedstill.engines.play import streams
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -793,3 +793,14 @@ def test_engines_look_for_messages_that_are_not_finite(engine: type[InProcess]) 
     outcomes, _ = played(Overflowing(), world, engine, rounds=1)
     found = {node: out.bad for node, out in outcomes[0].items()}
     assert found == {node: ["extra"] if node == "c2" else [] for node in world.clients}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "active"),
+    [([3, 3], [2, 2, 2]), ([4, 2, 1], [3, 2, 1, 1]), ([2, 0], [1, 1]), ([0, 0], []), ([], [])],
+)
+def test_a_stack_knows_how_many_loops_are_left_at_each_step(
+    lengths: list[int], active: list[int]
+) -> None:
+    assert still_there(lengths) == active
+    assert active == [sum(n > step for n in lengths) for step in range(max(lengths, default=0))]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
@@ -150,13 +150,27 @@ class Lazy(Batches[B]):
 
 @dataclass(frozen=True, eq=False)
 class Plan(Batches[Batch]):
-    """Rows of indices into a data set, one per step."""
+    """Indices into a data set, so many for each step; they lie on the host until they are used."""
 
     data: Data
-    rows: list[Tensor] = field(repr=False)  # each [example], indices into `data`
+    order: Tensor = field(repr=False)  # [place], step after step
+    sizes: Sequence[int] = field(repr=False)  # how many places each step takes
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sizes)
+
+    @cached_property
+    def rows(self) -> Sequence[Tensor]:
+        """For each step [example], where the data are."""
+        return torch.split(self._placed, list(self.sizes)) if self.sizes else ()
+
+    @cached_property
+    def _placed(self) -> Tensor:
+        return self.order.to(self.data.device)
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        return list(accumulate(self.sizes, initial=0))
 
     @overload
     def __getitem__(self, step: int) -> Batch: ...
@@ -164,14 +178,15 @@ class Plan(Batches[Batch]):
     def __getitem__(self, step: slice) -> Sequence[Batch]: ...
     def __getitem__(self, step: int | slice) -> Batch | Sequence[Batch]:
         if isinstance(step, slice):
-            return [self[i] for i in range(*step.indices(len(self.rows)))]
+            return [self[i] for i in range(*step.indices(len(self)))]
         return self.data.take(self.rows[step])
 
     def ahead(self, step: int, count: int) -> Batch | None:
-        rows = self.rows[step : step + count]
-        if any(len(row) != len(rows[0]) for row in rows):
+        sizes = set(self.sizes[step : step + count])
+        if len(sizes) != 1:
             return None
-        return self.data.take(torch.stack(rows))
+        begin, end = self._begins[step], self._begins[min(step + count, len(self))]
+        return self.data.take(self._placed[begin:end].reshape(-1, *sizes))
 
     @classmethod
     def together(cls, plans: Sequence[Sequence[Batch]]) -> Gather[Batch]:
@@ -186,27 +201,22 @@ class Gathering:
     def __init__(self, plans: Sequence[Plan]):
         parts = [plan.data.parts[0] for plan in plans]
         self.pools = [part.pool for part in parts]
-        self.sizes = [[len(row) for row in plan.rows] for plan in plans]
-        held = [
-            chosen(part.rows, torch.cat(plan.rows))
-            for part, plan in zip(parts, plans, strict=True)
-            if plan.rows
-        ]
-        self.rows = torch.cat(held) if held else torch.zeros(0, dtype=torch.long)
-        # [plan, step], where the rows of a step begin
-        begins = accumulate(chain.from_iterable(self.sizes), initial=0)
-        places = [torch.tensor(list(islice(begins, len(sizes)))) for sizes in self.sizes]
-        self.begins = pad_sequence(places, batch_first=True).to(self.rows.device)
-        self.counts = torch.arange(max(chain([0], *self.sizes)), device=self.rows.device)
+        self.sizes = list(zip_longest(*(plan.sizes for plan in plans)))  # [step][plan]
+        self.rows = in_pools(parts, [plan.order for plan in plans])
+        # [step, plan], where the rows of a step begin
+        begins = list(accumulate(chain.from_iterable(plan.sizes for plan in plans), initial=0))
+        ends = accumulate((len(plan) for plan in plans), initial=0)
+        own = (begins[end : end + len(p)] for end, p in zip(ends, plans, strict=False))
+        places = [torch.tensor(each, dtype=torch.long) for each in own]
+        self.begins = pad_sequence(places).to(self.rows.device)
+        largest = max(chain([0], *(plan.sizes for plan in plans)))
+        self.counts = torch.arange(largest, device=self.rows.device)
+        self._grouped: dict[Any, list[tuple[int, list[int]]]] = {}
 
     def __call__(self, active: int, step: int) -> list[tuple[list[int], Batch]]:
-        groups: dict[tuple[int, int], list[int]] = {}
-        for place in range(active):
-            key = (id(self.pools[place]), self.sizes[place][step])
-            groups.setdefault(key, []).append(place)
         gathered = []
-        for (_, size), places in groups.items():
-            begins = self.begins[:, step]
+        for size, places in self._groups(self.sizes[step][:active]):
+            begins = self.begins[step]
             if len(places) == active:
                 begins = begins[:active]
             else:
@@ -214,6 +224,37 @@ class Gathering:
             rows = chosen(self.rows, begins.unsqueeze(1) + self.counts[:size])
             gathered.append((places, self.pools[places[0]].take(rows)))
         return merged(gathered)
+
+    def _groups(self, sizes: tuple[int, ...]) -> list[tuple[int, list[int]]]:
+        """Which plans read so many examples of one pool; most steps are like the one before."""
+        if sizes not in self._grouped:
+            groups: dict[tuple[int, int], list[int]] = {}
+            for place, size in enumerate(sizes):
+                groups.setdefault((id(self.pools[place]), size), []).append(place)
+            self._grouped[sizes] = [(size, places) for (_, size), places in groups.items()]
+        return self._grouped[sizes]
+
+
+def in_pools(parts: Sequence[Rows], orders: Sequence[Tensor]) -> Tensor:
+    """The rows in their pools of several parties' examples, one party's after the other's.
+
+    Orders come from the host. A GPU is sent all of them at once, and looks them up at once.
+    """
+    if parts[0].rows.is_cuda:
+        return in_pools_at_once(parts, orders)
+    return torch.cat([chosen(p.rows, order) for p, order in zip(parts, orders, strict=True)])
+
+
+def in_pools_at_once(parts: Sequence[Rows], orders: Sequence[Tensor]) -> Tensor:
+    """The same by one table of everybody's rows, one behind the other."""
+    tables = {id(part.rows): part.rows for part in parts}
+    sizes = accumulate((len(rows) for rows in tables.values()), initial=0)
+    first = dict(zip(tables, sizes, strict=False))
+    shifts = torch.tensor([first[id(part.rows)] for part in parts])
+    lengths = torch.tensor([len(order) for order in orders])
+    places = torch.cat(list(orders)) + shifts.repeat_interleave(lengths)
+    table = torch.cat(list(tables.values()))
+    return table[places.to(table.device)]
 
 
 def merged(groups: Sequence[tuple[list[int], B]]) -> list[tuple[list[int], B]]:
@@ -321,15 +362,16 @@ class Data:
 
         With `steps` there are as many passes as so many steps need.
         """
+        none = torch.zeros(0, dtype=torch.long)
         if not len(self):
-            return Plan(self, [])
+            return Plan(self, none, [])
         if steps is not None:
             epochs = math.ceil(steps / math.ceil(len(self) / size))
-        rows: list[Tensor] = []
-        for _ in range(epochs):
-            order = torch.randperm(len(self), generator=rng).to(self.device)
-            rows += torch.split(order, size)
-        return Plan(self, rows[:steps])
+        orders = [torch.randperm(len(self), generator=rng) for _ in range(epochs)]
+        whole, rest = divmod(len(self), size)
+        sizes = ([size] * whole + [rest] * bool(rest)) * epochs
+        sizes = sizes[:steps]
+        return Plan(self, torch.cat([none, *orders])[: sum(sizes)], sizes)
 
     @property
     def normalisation(self) -> Pool | None:

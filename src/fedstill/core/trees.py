@@ -121,16 +121,25 @@ def with_tensors(tree: T, values: Sequence[Tensor]) -> T:
     return map_tensors(lambda _: next(supply), tree)
 
 
-def shape(tree: Any) -> Any:
-    """What two trees must share to be stacked: names, shapes, dtypes and plain values."""
+def shape(tree: Any, known: dict[int, Any] | None = None) -> Any:
+    """What two trees must share to be stacked: names, shapes, dtypes and plain values.
+
+    Many trees that hold the very same dicts, such as common weights, may be given one table in
+    which what is `known` of a dict is kept; it serves as long as those dicts live.
+    """
     if isinstance(tree, Tensor):
         return ("tensor", tuple(tree.shape), tree.dtype, tree.device)
     if isinstance(tree, dict):
-        return ("dict", tuple((key, shape(item)) for key, item in tree.items()))
+        if known is not None and id(tree) in known:
+            return known[id(tree)]
+        found = ("dict", tuple((key, shape(item, known)) for key, item in tree.items()))
+        if known is not None:
+            known[id(tree)] = found
+        return found
     if isinstance(tree, (list, tuple)):
-        return (type(tree), tuple(shape(item) for item in tree))
+        return (type(tree), tuple(shape(item, known) for item in tree))
     if is_dataclass(tree) and not isinstance(tree, type):
-        parts = tuple((name, shape(getattr(tree, name))) for name in field_names(type(tree)))
+        parts = tuple((name, shape(getattr(tree, name), known)) for name in field_names(type(tree)))
         return (type(tree), parts)
     return tree
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -223,8 +224,9 @@ def distances(
     return squared if kind == "squared" else (squared + 1e-12).sqrt()
 
 
+@lru_cache(maxsize=64)
 def stage_count(model: Model) -> int:
-    """How many outputs `stages` has; a pass without data tells."""
+    """How many outputs `stages` has; a pass without data tells, once for each network."""
     initial = {name: torch.zeros(law.shape, device="meta") for name, law in model.initial().items()}
     return len(model.evaluating.stages(initial, torch.zeros(1, *model.shape, device="meta")))
 

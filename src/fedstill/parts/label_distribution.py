@@ -17,9 +17,9 @@ from fedstill.core.records import NodeId
 
 def used_labels(plan: Plan, classes: int) -> Tensor:
     """[class], how many examples of each class a plan holds, repeats counted; on the host."""
-    if not plan.rows:
+    if not len(plan):
         return torch.zeros(classes, dtype=torch.long)
-    return torch.bincount(plan.data.labels[torch.cat(plan.rows)].cpu(), minlength=classes)
+    return torch.bincount(plan.data.labels.cpu()[plan.order], minlength=classes)
 
 
 def miscounted(said: Tensor, classes: int, *, used: int | None = None) -> str | None:

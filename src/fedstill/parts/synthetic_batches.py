@@ -41,7 +41,7 @@ def training_batches(
     """
     named = f" {part}" if part else ""
     plan = data.batches(size, node.rng(f"order{named}"), epochs=epochs)
-    lengths = [len(row) for row in plan.rows]
+    lengths = list(plan.sizes)
     choice, rng = node.rng(f"operations{named}"), node.rng(f"augmentation{named}")
     supply = {
         length: iter(

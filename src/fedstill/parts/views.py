@@ -6,6 +6,7 @@ batch holds the images as they are seen.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -50,10 +51,7 @@ def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") ->
         return plan
     if wrong := unfit_views(views, node.model):
         raise BadValue(wrong)
-    sizes = [len(row) for row in plan.rows]
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
+    starts = list(accumulate(plan.sizes, initial=0))
     height, width = node.model.shape[1:]
     drawn = drawn_moves(node.rng(purpose), starts[-1], height, width)
     moves = Moves(*(each.to(node.device) for each in drawn))

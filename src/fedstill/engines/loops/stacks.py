@@ -49,14 +49,14 @@ class Stack:
     def run(self) -> list[tuple[Any, Tensor | None]]:
         """For each loop its carry and its mean loss (None when it had no batches)."""
         lengths = [len(plan) for plan in self.plans]
-        alike = Counter(sum(length > step for length in lengths) for step in range(lengths[0]))
+        active_at = still_there(lengths)
+        alike = Counter(active_at)
         if self.recorder is not None and worthwhile(self.loops[0]):
             self.recording = self.recorder.known(self.loops[0], self.carry, self.given, self.total)
             self.carry, self.given = self.recording.carry, self.recording.given
             self.total = self.recording.total
-        for step in range(lengths[0]):
+        for step, active in enumerate(active_at):
             self.step = step
-            active = sum(length > step for length in lengths)
             self._dismiss(active)
             for places, batch in self.gather(active, step):
                 everyone = places == list(range(active))
@@ -68,12 +68,10 @@ class Stack:
                     self._advance(places, active, batch, compiler)
         self._dismiss(0)
         carries = self.done[::-1]
-        totals = self.total.clone()
+        steps = torch.tensor(lengths, dtype=self.total.dtype).clamp(min=1)
+        means = (self.total / steps.to(self.total.device)).unbind()
         return [
-            (
-                trees.with_tensors(loop.carry, carries[i]),
-                totals[i] / lengths[i] if lengths[i] else None,
-            )
+            (trees.with_tensors(loop.carry, carries[i]), means[i] if lengths[i] else None)
             for i, loop in enumerate(self.loops)
         ]
 
@@ -113,6 +111,14 @@ class Stack:
             copy_all(self.carry, moved)
         else:
             self.carry = moved
+
+
+def still_there(lengths: Sequence[int]) -> list[int]:
+    """For each step how many loops are not done yet; lengths come longest first."""
+    active = [len(lengths)] * (lengths[-1] if lengths else 0)
+    for at in range(len(lengths) - 1, 0, -1):
+        active += [at] * (lengths[at - 1] - lengths[at])
+    return active
 
 
 def stacked_step(

@@ -154,10 +154,12 @@ class Batched(InProcess):
     def _stackable(self, waiting: Sequence[Acting]) -> list[list[Acting]]:
         """Loops that can be stacked, no more at once than `stack_at_most`."""
         groups: dict[Any, list[Acting]] = {}
+        known: dict[int, Any] = {}
         for actor in waiting:
             loop = actor.waiting
             assert loop is not None
-            key = (loop.body, trees.shape(loop.carry), trees.shape(dict(loop.given)))
+            given = tuple((name, trees.shape(item, known)) for name, item in loop.given.items())
+            key = (loop.body, trees.shape(loop.carry, known), given)
             groups.setdefault(key, []).append(actor)
         size = self.stack_at_most
         return [
