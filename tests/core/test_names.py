@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedstill.core import names
 from fedstill.core.errors import BadValue
 from fedstill.core.names import Names, absolute, is_reference, referred, short, subclass_fault
 
@@ -60,7 +64,8 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, points: str) -> Non
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-pack\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[zoo.animals]\n{points}\n")
-    monkeypatch.syspath_prepend(folder)
+    if str(folder) not in sys.path:
+        monkeypatch.syspath_prepend(folder)
 
 
 def test_a_name_of_the_table_is_found_and_found_again() -> None:
@@ -124,6 +129,23 @@ def test_references_to_files_are_made_to_mean_the_same_from_anywhere() -> None:
         assert absolute(other, here) == other
     assert short("/a/nets.py:Net") == "Net" and short("fedavg") == "fedavg"
     assert is_reference("a.b:C") and not is_reference("a.b") and not is_reference("cuda:0")
+
+
+def test_packages_are_looked_into_once_until_one_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    looked: list[str] = []
+
+    def counted(*, group: str) -> Any:
+        looked.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.setattr(names, "entry_points", counted)
+    os.utime(tmp_path, ns=(1, 1))
+    assert ANIMALS.known() == ANIMALS.known() == ["dog"] and looked == ["zoo.animals"]
+    installed(tmp_path, monkeypatch, "wolf = zoo_pack:Wolf")
+    assert ANIMALS.known() == ["dog", "wolf"] and len(looked) == 2
 
 
 def test_a_plug_in_is_listed_by_its_package_and_loaded_when_it_is_asked_for(

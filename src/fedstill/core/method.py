@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -76,12 +76,10 @@ class Step:
         """The kind of memory the acting node has, as hinted by `Node[...]`, or None."""
         return (self.kinds or self.hinted).remembers
 
-    @cached_property
+    @property
     def hinted(self) -> Kinds:
         """What the hints of the act say."""
-        names = list(inspect.signature(self.act).parameters)
-        node, inbox = (self._hints.get(names[i]) if len(names) > i else None for i in (1, 2))
-        return Kinds(_inner(inbox, Message), _sent(self._hints.get("return")), _inner(node, State))
+        return _kinds_of(self.act)
 
     def narrowed(
         self,
@@ -154,6 +152,20 @@ class _Acted:
 def _hints_of(act: Acting) -> Mapping[str, Any]:
     """The types of an act's arguments and of what it returns, resolved."""
     return get_type_hints(act, include_extras=True)
+
+
+@lru_cache(maxsize=256)
+def _parameters_of(act: Acting) -> Sequence[str]:
+    """The names of an act's arguments."""
+    return tuple(inspect.signature(act).parameters)
+
+
+@lru_cache(maxsize=256)
+def _kinds_of(act: Acting) -> Kinds:
+    """What an act reads, sends and remembers by its hints."""
+    names, hints = _parameters_of(act), _hints_of(act)
+    node, inbox = (hints.get(names[i]) if len(names) > i else None for i in (1, 2))
+    return Kinds(_inner(inbox, Message), _sent(hints.get("return")), _inner(node, State))
 
 
 def at_server(act: Callable[[Any, Any, Any], Any]) -> Any:
@@ -337,7 +349,7 @@ def check_protocol(method: Method) -> None:
 def _check_signature(step: Step) -> None:
     if not isinstance(step, Step):
         raise ProtocolError(f"{step!r} is not a step: mark it @at_server or @at_clients")
-    names = list(inspect.signature(step.act).parameters)
+    names = _parameters_of(step.act)
     if len(names) != 3 or not {*names[1:], "return"} <= step._hints.keys():
         raise ProtocolError(
             f"{step.title} must be written (self, node: Node[...], inbox: Inbox[...]) -> Message, "

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -153,9 +154,23 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def plug_ins(group: str) -> dict[str, EntryPoint]:
+def plug_ins(group: str) -> Mapping[str, EntryPoint]:
     """The entry points of a group by name, none of them loaded."""
+    return _plug_ins(group, tuple((folder, _changed(folder)) for folder in sys.path))
+
+
+@lru_cache(maxsize=64)
+def _plug_ins(group: str, path: tuple[tuple[str, int], ...]) -> Mapping[str, EntryPoint]:
+    """The same for the folders of a search path as they are: every package is looked into once."""
     return {point.name: point for point in sorted(entry_points(group=group))}
+
+
+def _changed(folder: str) -> int:
+    """When something was last put into a folder or taken out of it; 0 where there is none."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def is_reference(name: str) -> bool:
