@@ -430,3 +430,17 @@ def test_torchrun_starts_it(tmp_path: Path) -> None:
     assert done.stdout.count("fedavg") == 1
     fedstill("run", recipe, "--out", tmp_path / "one")
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+class Told(Message):
+    """One number."""
+
+    value: torch.Tensor
+
+
+def test_a_letter_is_never_that_of_an_earlier_message_whose_place_in_memory_it_took() -> None:
+    written = letters.Letters([Told])
+    for number in range(50):
+        _, (letter,) = written.enclosed({"a": {"": Told(torch.tensor([float(number)]))}})
+        (message,) = written.opened((letter,), torch.device("cpu"))
+        assert isinstance(message, Told) and message.value.tolist() == [number]

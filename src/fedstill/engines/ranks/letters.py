@@ -33,7 +33,8 @@ class Letters:
         limits: codec.Limits = codec.OWN,
     ):
         self.kinds, self.held, self.limits = kinds, held, limits
-        self._written: dict[int, Letter] = {}
+        # With each letter its message, which must live: else another may come to have its id.
+        self._written: dict[int, tuple[Message, Letter]] = {}
 
     def enclosed(
         self, mail: Mapping[NodeId, Mapping[NodeId, Message]]
@@ -79,12 +80,13 @@ class Letters:
                     f"{kind.__name__} is sent, but no step of the method has it in its hints; "
                     "over several ranks, hint the very class that a step returns"
                 )
-            self._written[id(message)] = Letter(
+            letter = Letter(
                 self.kinds.index(kind),
                 as_tensor(codec.encode(innermost)),
                 tuple(as_tensor(codec.encode(layer)) for layer in layers),
             )
-        return self._written[id(message)]
+            self._written[id(message)] = (message, letter)
+        return self._written[id(message)][1]
 
 
 def packed(state: State | None) -> Tensor | None:
