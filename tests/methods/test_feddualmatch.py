@@ -20,6 +20,7 @@ from fedstill.methods.feddualmatch import Down, FedDualMatch, Global, Up
 from fedstill.models import MLP
 from fedstill.parts import balls
 from fedstill.parts.distribution_matching import Matching
+from fedstill.parts.fine_tuning import FineTuning
 from fedstill.parts.matching import distance, grad, gradient_distance, loss_on, union
 from fedstill.parts.synthetic_sets import from_noise
 from worlds import World, engine_for, finished, pictures, played
@@ -355,20 +356,18 @@ def test_interleaved_tuning_is_divided_over_the_samplings() -> None:
     assert taken(FedDualMatch(**values, tune_steps=2, interleave=True), world) == [[8]] * 3
 
 
-def test_interleaved_tuning_has_other_draws_each_time() -> None:
-    world, parts = pictures(), []
+def test_interleaved_tuning_has_other_draws_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, parts, tuned = pictures(), [], FineTuning.tuned
 
-    class Spy(FedDualMatch):
-        async def tuned(
-            self, server: Any, start: Any, sets: Any, part: int = 0, parts_: int = 1
-        ) -> Any:
-            parts.append((part, parts_))
-            return await super().tuned(server, start, sets, part, parts_)
+    async def noted(self: Any, *given: Any) -> Any:
+        parts.append(given[4:])
+        return await tuned(self, *given)
 
+    monkeypatch.setattr(FineTuning, "tuned", noted)
     values = {**PLAIN, "samplings": 3}
-    trained(Spy(**values, interleave=True), world, *uploads(world))
-    trained(Spy(**values), world, *uploads(world))
-    assert parts == [(0, 3), (1, 3), (2, 3), (0, 1)]
+    trained(FedDualMatch(**values, interleave=True), world, *uploads(world))
+    trained(FedDualMatch(**values), world, *uploads(world))
+    assert parts == [((0, 3),), ((1, 3),), ((2, 3),), ()]
 
 
 def test_one_client_alone_can_be_learnt_from() -> None:

@@ -15,8 +15,9 @@ from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fedgen import FeatureLatent, FedGen, Global, Guided, Up, teacher_shares
+from fedstill.methods.fedgen import FedGen, Global, Up
 from fedstill.models import MLP
+from fedstill.parts.guidance import FeatureLatent, Guided, teacher_shares
 from fedstill.parts.learning import Training
 from fedstill.parts.losses import diversity
 from worlds import CLASSES, engine_for, finished, pictures, played, vectors

@@ -23,7 +23,7 @@ from fedstill.methods.virtual import Virtual
 from fedstill.parts import pixels
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import grad, gradient_distance, loss_on
-from fedstill.parts.synthetic_sets import class_statistics
+from fedstill.parts.synthetic_sets import class_statistics, sorted_by_class
 from worlds import CLASSES, World, engine_for, pictures, played
 
 WARM: dict[str, Any] = {"per_class": 3, "warm_up_steps": 2, "real_batch": 8}
@@ -335,7 +335,7 @@ def test_many_steps_bring_the_gradient_of_the_global_set_nearer() -> None:
     change = algebra.sub(before.weights, after.weights)
 
     def apart(anchors: Tensor) -> float:
-        examples = method.labelled(world.server_model, anchors)
+        examples = sorted_by_class(anchors, CLASSES)
         own = grad(loss_on(world.server_model, examples), before.weights)
         return float(gradient_distance(own, change))
 
@@ -343,10 +343,9 @@ def test_many_steps_bring_the_gradient_of_the_global_set_nearer() -> None:
 
 
 def test_labels_of_the_global_set_are_sorted_by_class() -> None:
-    world = pictures()
-    labelled = FedLGD().labelled(world.server_model, torch.zeros(6, 1, 8, 8))
+    labelled = sorted_by_class(torch.zeros(6, 1, 8, 8), 3)
     assert labelled.y.tolist() == [0, 0, 1, 1, 2, 2]
-    assert FedLGD().labelled(world.server_model, torch.zeros(0, 1, 8, 8)).y.tolist() == []
+    assert sorted_by_class(torch.zeros(0, 1, 8, 8), 3).y.tolist() == []
 
 
 def test_the_global_set_starts_from_noise_that_knows_no_data() -> None:

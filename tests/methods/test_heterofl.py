@@ -23,9 +23,10 @@ from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import FedAvg, Global
 from fedstill.methods.feddropout import FedDropout
 from fedstill.methods.fedrolex import FedRolex
-from fedstill.methods.heterofl import HeteroFL, Own, Trained, held
+from fedstill.methods.heterofl import HeteroFL, Own, Trained
 from fedstill.models import MLP, AlexNet, PreResNet18
 from fedstill.parts.statistics import measured
+from fedstill.parts.submodels import held_mask
 from worlds import World, engine_for, experiment, pictures, played, vectors
 
 RULES = [HeteroFL, FedDropout, FedRolex]
@@ -172,7 +173,7 @@ def test_masked_logits_are_zero_and_rows_of_lacking_classes_are_not_averaged() -
     method = HeteroFL(masked=True, rho=0, **SMALL)
     model, batch = world.server_model, world.party("c0").data.all()
     weights = model.init(0)
-    mask = held(engine_for(method, world).node("c0", 1, "update"))
+    mask = held_mask(engine_for(method, world).node("c0", 1, "update"))
     assert mask.tolist() == [1, 1, 0]
     logits = model(weights, batch.x)
     logits[:, 2] = 0  # not minus infinity

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Never
 
-import torch
 from torch import Tensor
 
 from fedstill.core import (
@@ -72,12 +71,11 @@ class Anchors(Message):
     classes: dict[str, Annotated[Positional, Axes("held", below="class", rising=True)]]
 
     def pictures(self) -> Pictured | None:
-        labels = [
-            classes.repeat_interleave(self.images[maker].shape[1])
-            for maker, classes in self.classes.items()
-        ]
-        images = [self.images[maker].flatten(0, 1) for maker in self.classes]
-        return (torch.cat(images), torch.cat(labels)) if images else None
+        return self.sets().pictured()
+
+    def sets(self) -> Sets:
+        """The same as sets of their makers."""
+        return Sets(self.images, self.classes)
 
 
 class Sums(Message):
@@ -141,9 +139,8 @@ class Anchored(Method):
         """The anchors that all peers share, where there is one set of them."""
         if not isinstance(node.state, Own) or len(node.state.sets) != 1:
             return {}
-        ((maker, images),) = node.state.sets.items()  # [class, image, ...]
-        labels = node.state.classes[maker].repeat_interleave(images.shape[1])
-        return {"global": (images.flatten(0, 1), labels)}
+        pictured = node.state.known().pictured()
+        return {"global": pictured} if pictured else {}
 
     def client_state(self, client: Node[Any]) -> Own:
         return Own(client.model.init(client.draw("weights", shared=True)), {}, {}, {}, {})
@@ -181,14 +178,14 @@ class Anchored(Method):
     def pass_on(self, client: Node[Own], inbox: Inbox[Anchors]) -> Anchors:
         """Keep the sets not known before, and send them on."""
         known = client.state.known()
-        joined = known.joined(sets_heard(inbox))
+        joined = known.joined(sent.sets() for sent in inbox.values())
         client.state = client.state.knowing(joined)
         return Anchors(*joined.beyond(known))
 
     @at_clients
     def combine(self, client: Node[Own], inbox: Inbox[Anchors]) -> None:
         """Make the anchors of all that was heard: the mean over holders, or the union."""
-        sets = client.state.known().joined(sets_heard(inbox))
+        sets = client.state.known().joined(sent.sets() for sent in inbox.values())
         if self.combination == "average":
             check_all_hear_all(client)
             sets = Sets.of(MEAN, *over_holders(sets.sums(client.model.classes), 0.5))
@@ -246,11 +243,6 @@ class Anchored(Method):
     def received(self, client: Node[Own], sets: Sets) -> Sets:
         """Sets as they were shared, normalised as the client's own examples."""
         return sets.mapped(lambda made: pixels.received(client.data, made, self.anchor_space))
-
-
-def sets_heard(inbox: Inbox[Anchors]) -> list[Sets]:
-    """The sets that each neighbour sent."""
-    return [Sets(sent.images, sent.classes) for sent in inbox.values()]
 
 
 def check_all_hear_all(client: Node[Own]) -> None:

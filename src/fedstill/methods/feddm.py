@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
-    Batch,
     Data,
     Inbox,
     Message,
@@ -32,7 +31,6 @@ from fedstill.core import (
     at_server,
     minimize,
     scheduled,
-    trees,
 )
 from fedstill.core.content import Inputs, Labels, Length, presence
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
@@ -40,8 +38,8 @@ from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
-from fedstill.parts.outliers import believed
 from fedstill.parts.robust import Aggregation
+from fedstill.parts.sent_sets import believed_sets, image_weights, stands_for
 from fedstill.parts.synthetic_batches import Labelled, training_batches
 from fedstill.parts.synthetic_sets import (
     Standing,
@@ -164,7 +162,6 @@ class FedDM(Method):
         centre, classes = inbox.only().weights, held_classes(client, self.least_examples)
         if not classes:
             return None
-        counts = client.data.counts(client.model.classes)
         fill = from_noise if self.start == "noise" and self.upload == "synthetic" else from_real
         if self.keep and client.state is not None:
             made = SyntheticSet(client.state.images, client.state.share, client.state.classes)
@@ -176,19 +173,16 @@ class FedDM(Method):
         if self.keep:
             client.state = Own(*made)
         images, labels = made.flat()
-        stands_for = counts.to(labels.device)[labels] / torch.bincount(labels)[labels]
-        return Up(images, labels, stands_for if self.client_weight == "examples" else None)
+        weighed = self.client_weight == "examples"
+        return Up(images, labels, stands_for(client, labels) if weighed else None)
 
     @at_server
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Train on the union of the sets, never leaving the ball around the weights sent."""
-        centre = server.state.weights
-        ups = self.believed(server, inbox)
+        centre, how = server.state.weights, Aggregation(self.aggregation, self.byzantine)
+        ups = list(believed_sets(inbox, server.model, centre, how).values())
         union = Data.of(torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups]))
-        weight = torch.ones(len(union), device=server.device)
-        if self.client_weight == "examples":
-            weight = torch.cat([up.counts for up in ups if up.counts is not None])
-            weight = weight / weight.mean()
+        weight = image_weights(ups)
         batches = training_batches(
             server, union, weight, self.server_batch, self.server_epochs,
             self.server_augmentation, mode=self.server_operations,
@@ -200,15 +194,6 @@ class FedDM(Method):
             project=self.projected, centre=centre,
         )  # fmt: skip
         server.state = Global(weights)
-
-    def believed(self, server: Node[Global], inbox: Inbox[Up]) -> list[Up]:
-        """What clients sent; with multi_krum without classes that look unlike the others'."""
-        if self.aggregation == "mean":
-            return list(inbox.values())
-        sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
-        how = Aggregation(self.aggregation, self.byzantine)
-        kept = believed(sets, server.model, server.state.weights, how)
-        return [trees.map_tensors(lambda t, k=kept[n]: t[k], up) for n, up in inbox.items()]
 
     def objective(self, model: Model, weights: Weights, batch: Labelled, centre: Weights) -> Tensor:
         """Cross-entropy on augmented synthetic images."""

@@ -7,18 +7,13 @@ submission, no public code. Algorithm 1, equations 2 to 4.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Never
 
 from fedstill.core import (
     SGD,
     Adam,
     Batch,
-    Data,
     Inbox,
     Message,
     Method,
@@ -31,17 +26,14 @@ from fedstill.core import (
     Weights,
     at_clients,
     at_server,
-    minimize,
-    scheduled,
-    trees,
 )
 from fedstill.core.content import LARGEST, Inputs, Labels, Length, presence
-from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Pictured
 from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching, Outputs
+from fedstill.parts.fine_tuning import Ball, FineTuning, Weighted
 from fedstill.parts.matching import (
     GradientMatching,
     distance,
@@ -51,9 +43,8 @@ from fedstill.parts.matching import (
     union,
     without_second_derivative,
 )
-from fedstill.parts.outliers import believed
 from fedstill.parts.robust import Aggregation
-from fedstill.parts.synthetic_batches import Labelled, training_batches
+from fedstill.parts.sent_sets import believed_sets, image_weights, stands_for
 from fedstill.parts.synthetic_sets import Standing, from_noise, from_real, held_classes
 
 
@@ -202,108 +193,48 @@ class FedDualMatch(Method):
         images, labels = (await matching.matched(client, start, networks)).flat()
         if self.client_weight == "uniform":
             return Up(images, labels)
-        counts = client.data.counts(client.model.classes).to(labels.device)
-        return Up(images, labels, counts[labels] / torch.bincount(labels)[labels])
+        return Up(images, labels, stands_for(client, labels))
 
     @at_server
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Renew the radius, match gradients on a copy of the sets, fine-tune on both."""
-        centre, heard = server.state.weights, self.believed(server, inbox)
-        ups = list(heard.values())
-        sets = {name: Batch(up.images, up.labels) for name, up in heard.items()}
-        radius = self.radius(server.model, centre, list(sets.values()))
+        centre, how = server.state.weights, Aggregation(self.aggregation, self.byzantine)
+        heard = believed_sets(inbox, server.model, centre, how)
+        copies = {name: Batch(up.images, up.labels) for name, up in heard.items()}
+        uploaded, weight = union([*copies.values()]), image_weights([*heard.values()])
+        radius = self.radius(server.model, centre, [*copies.values()])
         server.log(radius=radius)
-        ball, uploaded = balls.networks(server, centre, radius), union(list(sets.values()))
-        copies, weights = sets, centre
+        reach = {"anywhere": None, "ball": radius, "first_ball": self.first_radius}
+        ball = Ball(centre, reach[self.tune_within])
+        networks, weights = balls.networks(server, centre, radius), centre
         matching = GradientMatching(self.sampling_steps, self.sampling_lr, self.pixel_momentum)
         for sampling in range(self.samplings):
-            network = ball(sampling)
+            network = networks(sampling)
             target = grad(loss_on(server.model, uploaded), network)
             copies = await matching.matched(server.model, copies, network, target)
             if self.interleave:
-                lesson = Lesson(union([uploaded, *copies.values()]), image_weights(ups, 2), centre,
-                                radius)  # fmt: skip
-                weights = await self.tuned(server, weights, lesson, sampling, self.samplings)
+                both = Weighted(union([uploaded, *copies.values()]), weight.repeat(2))
+                part = (sampling, self.samplings)
+                weights = await self.fine_tuning.tuned(server, weights, both, ball, part)
         if not self.interleave:
-            both = [uploaded, *(copies.values() if self.samplings else ())]
-            weight = image_weights(ups, 2 if self.samplings else 1)
-            weights = await self.tuned(server, weights, Lesson(union(both), weight, centre, radius))
+            both = Weighted(union([uploaded, *copies.values()]), weight.repeat(2))
+            images = both if self.samplings else Weighted(uploaded, weight)
+            weights = await self.fine_tuning.tuned(server, weights, images, ball)
         server.log(moved=distance(weights, centre))
         server.state = Global(weights, radius)
-
-    def believed(self, server: Node[Global], inbox: Inbox[Up]) -> dict[NodeId, Up]:
-        """What clients sent; with multi_krum without classes that look unlike the others'."""
-        if self.aggregation == "mean":
-            return dict(inbox)
-        sets = {name: Batch(up.images, up.labels) for name, up in inbox.items()}
-        how = Aggregation(self.aggregation, self.byzantine)
-        kept = believed(sets, server.model, server.state.weights, how)
-        left = {
-            name: trees.map_tensors(lambda t, k=kept[name]: t[k], up) for name, up in inbox.items()
-        }
-        return {name: up for name, up in left.items() if len(up.labels)}
 
     def radius(self, model: Model, centre: Weights, sets: Sequence[Batch]) -> float:
         """Equation 2: η · max_k ||∇L(w; S_k) - ∇L(w; S)||, kept within bounds."""
         reach = self.radius_lr * float(gradient_spread(model, centre, sets))
         return min(max(reach, self.lowest_radius), self.highest_radius or self.first_radius)
 
-    async def tuned(
-        self, server: Node[Global], start: Weights, lesson: Lesson, part: int = 0, parts: int = 1
-    ) -> Weights:
-        """Train on some images, one of the round's parts; each has draws of its own."""
-        data = Data.of(*lesson.images)
-        per_epoch = -(-len(data) // self.tune_batch)
-        steps = max(1, self.tune_steps // parts)
-        if not self.tune_steps:
-            steps = max(1, self.tune_epochs // parts) * per_epoch
-        batches = training_batches(
-            server, data, lesson.weight, self.tune_batch, -(-steps // per_epoch),
-            self.tune_augmentation, part,
-        )  # fmt: skip
-        batches = replace(batches, steps=steps)
-        optimizer = scheduled(self.optimizer, steps, self.tune_fall)
-        if self.tune_within == "anywhere":
-            return await minimize(self.objective, server.model, start, batches, optimizer)
-        reach = lesson.radius if self.tune_within == "ball" else self.first_radius
-        return await minimize(
-            self.objective, server.model, start, batches, optimizer, project=self.projected,
-            centre=lesson.centre, reach=torch.tensor(reach, device=server.device),
-        )  # fmt: skip
-
     @property
-    def optimizer(self) -> Optimizer:
-        """The optimiser with which the server fine-tunes its model."""
-        if self.tuning == "adam":
-            return Adam(self.tune_lr, weight_decay=self.tune_weight_decay)
-        return SGD(self.tune_lr, self.tune_momentum, self.tune_weight_decay)
-
-    def objective(
-        self, model: Model, weights: Weights, batch: Labelled, centre: Weights | None = None,
-        reach: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Cross-entropy on augmented synthetic images."""
-        logits = model(weights, batch.augmented())
-        if self.client_weight == "uniform":
-            return cross_entropy(logits, batch.y)
-        return (batch.weight * cross_entropy(logits, batch.y, reduction="none")).mean()
-
-    def projected(self, weights: Weights, centre: Weights, reach: Tensor) -> Weights:
-        """As in FedDM, the server stays where the sets are meant to hold."""
-        return balls.projected(weights, centre, reach)
-
-
-class Lesson(NamedTuple):
-    """What the server learns from, and the ball in which that holds."""
-
-    images: Batch
-    weight: Tensor  # [image], one in the mean
-    centre: Weights
-    radius: float
-
-
-def image_weights(ups: Sequence[Up], times: int) -> Tensor:
-    """[image], so often one after the other: by the examples an image stands for, or all alike."""
-    counts = [up.counts for up in ups if up.counts is not None]
-    weight = torch.cat(counts) if counts else torch.cat([torch.ones_like(up.labels) for up in ups])
-    return (weight / weight.float().mean()).repeat(times)
+    def fine_tuning(self) -> FineTuning:
+        """How the server learns from images."""
+        adam = Adam(self.tune_lr, weight_decay=self.tune_weight_decay)
+        sgd = SGD(self.tune_lr, self.tune_momentum, self.tune_weight_decay)
+        return FineTuning(
+            adam if self.tuning == "adam" else sgd, self.tune_fall, self.tune_epochs,
+            self.tune_steps, self.tune_batch, self.tune_augmentation,
+            weighted=self.client_weight == "examples",
+        )  # fmt: skip

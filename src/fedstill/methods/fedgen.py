@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Never
+from typing import Annotated, Any, ClassVar, Never
 
 import torch
 from torch import Tensor
@@ -35,6 +35,15 @@ from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share, Who
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import FedAvg
 from fedstill.parts.generators import FeatureGenerator
+from fedstill.parts.guidance import (
+    FeatureLatent,
+    Guided,
+    drawn,
+    heads_loss,
+    heads_of,
+    joined,
+    teacher_shares,
+)
 from fedstill.parts.heads import projected
 from fedstill.parts.label_distribution import miscounted
 from fedstill.parts.learning import Training
@@ -57,27 +66,6 @@ class Up(fedavg.Up):
     """Where a client came to, and how many examples of each class it has."""
 
     counts: Annotated[Exact, Axes("class", entries="whole", high=MOST)]
-
-
-class FeatureLatent(NamedTuple):
-    """What the generator makes features of."""
-
-    noise: Tensor  # [feature vector, number]
-    labels: Tensor  # [feature vector]
-
-
-class Guided(NamedTuple):
-    """What one local step sees: real examples, and draws for generated features."""
-
-    real: Batch
-    noise: Tensor  # [example, number], for features with the labels of the real examples
-    free: FeatureLatent  # with labels of their own
-    strength: Tensor  # of both terms: decays over rounds, 0 after the guided epochs
-
-
-def joined(real: tuple[Batch, Tensor], beside: tuple[FeatureLatent, Tensor]) -> Guided:
-    """Examples with their noise and what stands beside them, as one step sees both."""
-    return Guided(*real, *beside)
 
 
 @dataclass(frozen=True)
@@ -154,10 +142,7 @@ class FedGen(FedAvg):
         """Teach the generator what the clients' heads agree on, then take the mean."""
         ups = list(inbox.values())
         counts = torch.stack([up.counts for up in ups])
-        weight, bias = self.network(server.model).head_names
-        heads = {"weight": torch.stack([up.weights[weight] for up in ups])}
-        if bias is not None:
-            heads["bias"] = torch.stack([up.weights[bias] for up in ups])
+        heads = heads_of(self.network(server.model), [up.weights for up in ups])
         rate = self.generator_lr * self.decay ** (server.round - 1)
         generator = await minimize(
             self.taught, self.generator(server.model), server.state.generator,
@@ -171,17 +156,9 @@ class FedGen(FedAvg):
         self, generator: FeatureGenerator, weights: Weights, batch: FeatureLatent,
         heads: Weights, share: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Σ over clients of share · cross-entropy of their heads, and η times the diversity term.
-
-        The released code takes means of shares and losses apart; here each row has its own share.
-        """
+        """What the heads say of generated features, and η times the diversity term."""
         features = generator(weights, batch.noise, batch.labels)
-        logits = torch.einsum("bf,icf->ibc", features, heads["weight"])  # [client, row, class]
-        if "bias" in heads:
-            logits = logits + heads["bias"].unsqueeze(1)
-        rows = batch.labels.expand(logits.shape[:2])
-        losses = cross_entropy(logits.transpose(1, 2), rows, reduction="none")
-        loss = (losses * share[:, batch.labels]).sum(0).mean()
+        loss = heads_loss(features, batch.labels, heads, share)
         return loss + self.diversity_weight * diversity(batch.noise, features)
 
     def guided(self, model: Model, weights: Weights, batch: Guided, generator: Weights) -> Tensor:
@@ -209,10 +186,9 @@ class FedGen(FedAvg):
 
         def make(examples: Batch, step: int) -> tuple[Any, Any]:
             on = torch.tensor(strength if step < guided_steps else 0.0, device=client.device)
-            here = FeatureLatent(free.noise[step], free.labels[step])
             # A private sample may have more examples than a batch; the noise then begins again.
             own = torch.arange(len(examples.y), device=client.device) % self.batch_size
-            return (examples, noise[step, own]), (here, on)
+            return (examples, noise[step, own]), (free.at(step), on)
 
         return real.beside(make, joined)
 
@@ -220,7 +196,7 @@ class FedGen(FedAvg):
         """Draws for the generator's steps; labels uniform over those that participants hold."""
         steps = self.generator_steps
         many = drawn(self.generator(server.model), server, seen, steps, self.generator_batch)
-        return Lazy(steps, lambda step: FeatureLatent(many.noise[step], many.labels[step]))
+        return Lazy(steps, many.at)
 
     def network_for(self, node: Node[Any], who: NodeId) -> Model:
         return self.network(node.model)
@@ -253,19 +229,3 @@ class FedGen(FedAvg):
             noise_size=self.noise_size,
             device=model.device,
         )
-
-
-def teacher_shares(counts: Tensor) -> Tensor:
-    """[client, class], a client's say about a class; counts [client, class] start at one each."""
-    started = counts + 1.0
-    return started / started.sum(0)
-
-
-def drawn(
-    generator: FeatureGenerator, node: Node[Any], seen: Tensor, steps: int, size: int
-) -> FeatureLatent:
-    """Noise and labels [step, feature vector], uniform over the classes that were seen."""
-    known = torch.nonzero(seen.cpu()).flatten()
-    picked = torch.randint(len(known), (steps, size), generator=node.rng("labels"))
-    noise = generator.noise(node.rng("free noise"), steps, size)
-    return FeatureLatent(noise.to(node.device), known[picked].to(node.device))

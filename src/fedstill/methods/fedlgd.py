@@ -43,14 +43,18 @@ from fedstill.methods import virtual
 from fedstill.methods.virtual import Virtual
 from fedstill.parts import controls
 from fedstill.parts.losses import mmd, supervised_contrastive
-from fedstill.parts.matching import GradientMatching, without_second_derivative
+from fedstill.parts.matching import (
+    GradientMatching,
+    squared_distance,
+    without_second_derivative,
+)
 from fedstill.parts.robust import Aggregation, Rule
 from fedstill.parts.synthetic_sets import (
+    averaged_statistics,
     class_statistics,
     held_classes,
-    mean_over_holders,
     released_statistics,
-    scaled,
+    sorted_by_class,
 )
 
 
@@ -156,7 +160,7 @@ class FedLGD(Virtual):
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
         shown = dict(super().pictures(node))
         if isinstance(node.state, Own) and len(node.state.anchors):
-            shown["global"] = self.labelled(node.model, node.state.anchors)
+            shown["global"] = sorted_by_class(node.state.anchors, node.model.classes)
         return shown
 
     @at_clients
@@ -181,12 +185,9 @@ class FedLGD(Virtual):
     def collect(self, server: Node[Global], inbox: Inbox[Statistics]) -> None:
         """Start the global set from the statistics averaged over the holders of each class."""
         noise = server.state.anchors.reshape(server.model.classes, -1, *server.model.shape)
-        # A class that nobody holds keeps standard noise: without deviation images would be equal.
-        zeros, sent = noise.new_zeros(noise.shape[0], noise.shape[2]), list(inbox.values())
-        classes = [each.classes for each in sent]
-        mean = mean_over_holders([each.mean for each in sent], classes, zeros)
-        std = mean_over_holders([each.std for each in sent], classes, zeros + 1)
-        server.state = server.state.replace(anchors=scaled(noise, mean, std).flatten(0, 1))
+        sent = [(each.mean, each.std, each.classes) for each in inbox.values()]
+        anchors = averaged_statistics(noise, sent).flatten(0, 1)
+        server.state = server.state.replace(anchors=anchors)
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Addressed[Down]:
@@ -207,7 +208,7 @@ class FedLGD(Virtual):
         made, refining = own.as_set(), self.refines(client.round)
         if refining and client.round > 1:
             made = await self.matching(self.local_steps).matched(client, made, lambda _: start)
-        (x, y), common = made.flat(), self.labelled(client.model, anchors)
+        (x, y), common = made.flat(), sorted_by_class(anchors, client.model.classes)
         both = Data.of(torch.cat([x, common.x]), torch.cat([y, common.y]))
         batches = both.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
         # In rounds of τ the change of weights is to be a gradient of the cross-entropy alone.
@@ -230,13 +231,10 @@ class FedLGD(Virtual):
         told = {**state.told, **{name: state.version for name in inbox}}
         anchors, version = state.anchors, state.version
         if self.refines(server.round):
-            way = algebra.sub(algebra.parameters(state.weights), algebra.parameters(mean))
-            # Several steps' way over one rate: the distance does not change with its length.
-            target = algebra.scale(way, 1 / self.lr)
             matching = GradientMatching(self.global_steps, self.global_lr, self.pixel_momentum)
-            sets = {"global": self.labelled(server.model, anchors)}
-            moved = await matching.matched(server.model, sets, state.weights, target)
-            anchors = moved["global"].x
+            common = sorted_by_class(anchors, server.model.classes)
+            moved = await matching.towards(server.model, common, state.weights, mean, self.lr)
+            anchors = moved.x
             version += 1
         changes = [up.control for up in ups]
         control = controls.renewed(state.control, changes, len(server.models), how.joined)
@@ -271,19 +269,13 @@ class FedLGD(Virtual):
         if self.local_update == "scaffold":
             loss = loss + controls.correction(drift, weights)
         if self.local_update == "fedprox":
-            moved = algebra.sub(algebra.parameters(weights), algebra.parameters(start))
-            loss = loss + self.mu / 2 * algebra.square(moved)
+            loss = loss + self.mu / 2 * squared_distance(weights, start)
         return loss
 
     def refines(self, round: int) -> bool:
         """Whether a round, counted from 1, belongs to τ."""
         t = round - 1
         return bool(self.refine_every) and t % self.refine_every == 0 and t <= self.refine_until
-
-    def labelled(self, model: Model, anchors: Tensor) -> Batch:
-        """The global set with its labels: it is sorted by class."""
-        classes = torch.arange(model.classes, device=anchors.device)
-        return Batch(anchors, classes.repeat_interleave(len(anchors) // model.classes))
 
     def first_control(self, weights: Weights) -> Weights:
         return controls.fresh(weights) if self.local_update == "scaffold" else {}

@@ -11,15 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Never,
-    TypeVar,
-    cast,
-)
+from typing import Annotated, Any, ClassVar, Literal, Never, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,21 +38,11 @@ from fedstill.core.method import Scored, memory_of
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
-from fedstill.methods.fedavg import FedAvg, Own
-from fedstill.methods.held_base import Base, Counted, Tuned, of_base, unfit
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.held_base import Base, Counted, Tuned, as_base, of_base, played_alone, unfit
 from fedstill.parts.generators import ImageGenerator, unfit_images
-from fedstill.parts.label_distribution import (
-    miscounted,
-    used_labels,
-)
-from fedstill.parts.lessons import (
-    Latent,
-    Lesson,
-    Networks,
-    Teaching,
-    Turns,
-    View,
-)
+from fedstill.parts.label_distribution import miscounted, used_labels
+from fedstill.parts.lessons import Latent, Lesson, Networks, Teaching, Turns, View
 from fedstill.parts.losses import row_divergences
 from fedstill.parts.teachers import Ensemble
 
@@ -106,15 +88,9 @@ class FineTuner(Method):
             return ()
         if self.role == "data_free" and not self.feedback:
             return ["feedback = false: as data_free nothing is sent to clients; leave it out"]
-        itself = isinstance(self.base, FineTuner)
-        wrong = "it fine-tunes another method itself; name that one" if itself else unfit(self.base)
-        alone = (None, Own)  # a model that is kept to be scored is the one it trains on from
-        if (
-            not wrong
-            and self.role == "data_free"
-            and self.base.each_round()[1].remembers not in alone
-        ):
-            wrong = "its clients remember more than a model, so they cannot be played alone"
+        wrong = unfit(self.base, alone=self.role == "data_free")
+        if isinstance(self.base, FineTuner):
+            wrong = "it fine-tunes another method itself; name that one"
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
 
     # The base's steps, played on the memory and the messages that it knows.
@@ -156,7 +132,7 @@ class FineTuner(Method):
         self, server: Node[Tuned], inbox: Inbox[Never]
     ) -> Message | Addressed[Message]:
         """Send what the base method sends."""
-        return cast(Message, await self._as_base(0, server, inbox))
+        return cast(Message, await as_base(self.base, 0, server, inbox))
 
     @at_clients
     async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Counted:
@@ -176,21 +152,16 @@ class FineTuner(Method):
 
     async def trained(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
         """What a client of the base sends; as data-free, of a base whose only client it is."""
-        broadcast, update, aggregate = self.base.each_round()
         if self.role == "fine_tune":
+            _, update, _ = self.base.each_round()
             return cast(Message, await update.played(client, inbox))
-        down = await broadcast.played(client, Inbox())
-        if isinstance(down, Addressed):
-            down = down[client.id]
-        trainee = client.remembering(self.base.client_state(client))
-        up = await update.played(trainee, Inbox({SERVER: down}))
-        await aggregate.played(client, Inbox({client.id: up}))
-        return cast(Message, up)
+        return await played_alone(self.base, client)
 
     async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
         """The messages that can be learnt from, after the base has aggregated them."""
         if self.role == "fine_tune":
-            await self._as_base(2, server, Inbox({who: of_base(up) for who, up in inbox.items()}))
+            sent = Inbox({who: of_base(up) for who, up in inbox.items()})
+            await as_base(self.base, 2, server, sent)
         return {who: up for who, up in inbox.items() if who not in server.rejected}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
@@ -205,14 +176,6 @@ class FineTuner(Method):
 
     def network_for(self, node: Node[Any], who: NodeId) -> Model:
         return self.base.network_for(node, who)
-
-    async def _as_base(self, place: int, server: Node[Any], inbox: Inbox[Any]) -> Any:
-        """What a step of the base says; its memory is the one that ours holds."""
-        inner = server.remembering(server.state.base)
-        said = await self.base.each_round()[place].played(inner, inbox)
-        if inner.state is not server.state.base:
-            server.state = server.state.replace(base=inner.state)
-        return said
 
     # Lessons.
 
@@ -248,10 +211,8 @@ class FineTuner(Method):
     def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:
         if server.state.image_generator is None:
             return None
-        maker, classes = self.generator(server.model), server.model.classes
-        labels = torch.arange(classes, device=server.device).repeat_interleave(per_class)
-        noise = maker.noise(server.rng("pictures"), len(labels)).to(server.device)
-        return maker.evaluating(server.state.image_generator, noise, labels), labels
+        maker, rng = self.generator(server.model), server.rng("pictures")
+        return maker.imagined(server.state.image_generator, rng, per_class, server.device)
 
     # What a method says of itself.
 

@@ -13,7 +13,10 @@ from typing import Annotated, Any, Protocol, Self, cast, runtime_checkable
 from torch import Tensor
 
 from fedstill.core import (
+    SERVER,
+    Addressed,
     Exact,
+    Inbox,
     Message,
     Method,
     Model,
@@ -26,6 +29,7 @@ from fedstill.core import (
 from fedstill.core.content import MOST, Axes
 from fedstill.core.data import Plan
 from fedstill.core.method import memory_of
+from fedstill.methods.fedavg import Own
 from fedstill.parts.label_distribution import counts_table, dynamic_shares, label_distribution
 
 
@@ -91,8 +95,29 @@ def by_label_counts(heard: Mapping[NodeId, Counted]) -> tuple[Tensor, Tensor]:
     return dynamic_shares(counts), label_distribution(counts)
 
 
-def unfit(base: Method) -> str | None:
-    """Why a method cannot be the base of a fine-tuner, or None."""
+async def as_base(base: Method, place: int, server: Node[Any], inbox: Inbox[Any]) -> Any:
+    """What a step of the base's rounds says at the server, played on the memory that ours holds."""
+    inner = server.remembering(server.state.base)
+    said = await base.each_round()[place].played(inner, inbox)
+    if inner.state is not server.state.base:
+        server.state = server.state.replace(base=inner.state)
+    return said
+
+
+async def played_alone(base: Method, client: Node[Any]) -> Message:
+    """What a client sends after a round of the base in which it is the only one, and the server."""
+    broadcast, update, aggregate = base.each_round()
+    down = await broadcast.played(client, Inbox())
+    if isinstance(down, Addressed):
+        down = down[client.id]
+    trainee = client.remembering(base.client_state(client))
+    up = await update.played(trainee, Inbox({SERVER: down}))
+    await aggregate.played(client, Inbox({client.id: up}))
+    return cast(Message, up)
+
+
+def unfit(base: Method, *, alone: bool = False) -> str | None:
+    """Why a method cannot be the base of a fine-tuner, or of one that plays clients alone."""
     if base.scored is not Place.SERVER:
         return "its server keeps no model that could be taught"
     steps = base.each_round()
@@ -103,6 +128,9 @@ def unfit(base: Method) -> str | None:
         return "its clients send no weights, so there are no networks to learn from"
     if not isinstance(base, Base):
         return "it must say network_for, plan and used, as FedAvg does"
+    # A model that is kept to be scored is the one that a client trains on from.
+    if alone and steps[1].remembers not in (None, Own):
+        return "its clients remember more than a model, so they cannot be played alone"
     return None
 
 

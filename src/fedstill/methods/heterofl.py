@@ -83,16 +83,14 @@ class HeteroFL(FedAvg):
     budgets: tuple[float, ...] = ()
     weighting: Literal["examples", "uniform", "width"] = "examples"  # type: ignore[assignment]
     scaler: bool = True  # divide what a narrow layer makes by its rate, in training
-    masked: bool = (
-        False  # logits of classes a client lacks are zero; its rows for them not averaged
-    )
+    # logits of classes a client lacks are zero; its rows for them not averaged
+    masked: bool = False
     head_rows: Literal["all", "held"] = "all"  # of which classes the head's rows are averaged
     norm_statistics: Literal["batch", "clients"] = "batch"  # by which static norms are evaluated
     score_parts: bool = False  # clients keep their parts, scored on their own test sets
 
     def faults(self) -> Sequence[str]:
-        wrong = [rate for rate in self.budgets if not _is_rate(rate)]
-        lines = [f"budgets = {list(self.budgets)}: each must be in (0, 1]"] if wrong else []
+        lines = submodels.budget_faults(self.budgets)
         if self.aggregation != "mean":
             lines.append(
                 f"aggregation = {self.aggregation!r}: clients hold different parts of the network, "
@@ -136,7 +134,7 @@ class HeteroFL(FedAvg):
         if self.scores_own:
             client.state = Own(weights)
         rows = self.masked or self.head_rows == "held"
-        return Trained(weights, len(client.data), held(client) if rows else None)
+        return Trained(weights, len(client.data), submodels.held_mask(client) if rows else None)
 
     @at_server
     def aggregate(self, server: Node[Global], inbox: Inbox[Trained]) -> None:
@@ -168,7 +166,10 @@ class HeteroFL(FedAvg):
 
     async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
         """A part after the local epochs, and the number of steps they took."""
-        model, mask = self.narrowed(client, client.id), held(client) if self.masked else None
+        model, mask = (
+            self.narrowed(client, client.id),
+            submodels.held_mask(client) if self.masked else None,
+        )
         batches, mechanism = self.training(client, model, start)
         weights = await minimize(
             self.objective, model, start, batches, self.optimizer, mechanism=mechanism,
@@ -244,13 +245,3 @@ class HeteroFL(FedAvg):
     def _budgets(self, clients: int) -> Sequence[float]:
         halved = submodels.halved_rates(clients, rho=self.rho, sigma=self.sigma)
         return self.budgets or halved
-
-
-def held(client: Node[Any]) -> Tensor:
-    """[class], one for each class that the client has examples of."""
-    return (client.data.counts(client.model.classes) > 0).float().to(client.device)
-
-
-def _is_rate(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 < value <= 1

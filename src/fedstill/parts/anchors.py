@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from fedstill.core import algebra
 from fedstill.core.data import Batch, Data, Lazy, Plan
-from fedstill.core.records import Weights
+from fedstill.core.records import Pictured, Weights
 
 B = TypeVar("B")
 
@@ -61,6 +61,11 @@ class Sets(NamedTuple):
             labels = self.classes[maker].repeat_interleave(images.shape[1])
             found[maker] = Data.of(images.flatten(0, 1), labels)
         return found
+
+    def pictured(self) -> Pictured | None:
+        """All images with their labels, one maker's after the other; None where there are none."""
+        each = [data.all() for data in self.labelled().values()]
+        return (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])) if each else None
 
     def together(self, shape: tuple[int, ...], device: torch.device | str) -> Data:
         """All sets with their labels as one, one maker's after the other; there may be none."""

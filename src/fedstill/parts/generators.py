@@ -91,6 +91,15 @@ class ImageGenerator(Generator):
         """[example, number], what has been learnt to stand for labels; None where nothing is."""
         return None
 
+    @torch.no_grad()
+    def imagined(
+        self, weights: Weights, rng: torch.Generator, per_class: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Images of each class and their labels, to be looked at."""
+        labels = torch.arange(self.classes, device=device).repeat_interleave(per_class)
+        noise = self.noise(rng, len(labels)).to(device)
+        return self.evaluating(weights, noise, labels), labels
+
 
 @dataclass(frozen=True)
 class Gaussians(ImageGenerator):

@@ -92,6 +92,17 @@ class GradientMatching:
         )  # fmt: skip
         return {name: Batch(moved, labels[name]) for name, moved in images.items()}
 
+    async def towards(
+        self, model: Model, examples: Batch, weights: Weights, reached: Weights, lr: float
+    ) -> Batch:
+        """One set whose gradient is to point from weights to those that steps of a rate reached.
+
+        Several steps' way over one rate: the distance does not change with its length.
+        """
+        way = algebra.sub(algebra.parameters(weights), algebra.parameters(reached))
+        target = algebra.scale(way, 1 / lr)
+        return (await self.matched(model, {"one": examples}, weights, target))["one"]
+
     def objective(
         self, model: Model, images: dict[str, Tensor], batch: tuple[()],
         labels: dict[str, Tensor], weights: Weights, target: Weights,

@@ -7,13 +7,14 @@ that a part with all units is the network itself. Sums over units do not depend 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Model
+from fedstill.core.node import Node
 from fedstill.core.records import NodeId, Weights
 from fedstill.models import MODELS
 from fedstill.models.scalable import CLASSES, Scalable
@@ -25,10 +26,12 @@ __all__ = [
     "Scalable",
     "SubModel",
     "Units",
+    "budget_faults",
     "cover",
     "extract",
     "first_units",
     "halved_rates",
+    "held_mask",
     "random_units",
     "rolling_units",
     "unfit",
@@ -46,6 +49,21 @@ class SubModel(NamedTuple):
 def halved_rates(count: int, *, rho: int, sigma: int) -> list[float]:
     """(1/2)^min(σ, ⌊ρ·i/N⌋) for i = 1 to N: the budgets of DFRD."""
     return [0.5 ** min(sigma, rho * i // count) for i in range(1, count + 1)]
+
+
+def budget_faults(budgets: Sequence[Any]) -> list[str]:
+    """What is wrong with the shares of the units that clients are given, as a line or none."""
+    wrong = [
+        rate
+        for rate in budgets
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1
+    ]
+    return [f"budgets = {list(budgets)}: each must be in (0, 1]"] if wrong else []
+
+
+def held_mask(client: Node[Any]) -> Tensor:
+    """[class], one for each class that the client has examples of."""
+    return (client.data.counts(client.model.classes) > 0).float().to(client.device)
 
 
 def first_units(model: Scalable) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core import Data, Exact, Node
+from fedstill.core import Batch, Data, Exact, Node
 from fedstill.core.content import MOST, Axes
 from fedstill.core.errors import SealedData
 
@@ -157,6 +157,24 @@ STARTS: dict[str, Callable[[Node[Any], Sequence[int], int], SyntheticSet]] = {
     "common_noise": from_common_noise,
     "real": from_real,
 }
+
+
+def averaged_statistics(noise: Tensor, sent: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Noise [class, image, ...] scaled by means and deviations over the holders of each class.
+
+    Each holder sent its means and deviations [held, channel] and the classes [held]. A class that
+    nobody holds keeps standard noise: without deviation its images would be equal.
+    """
+    zeros, classes = noise.new_zeros(noise.shape[0], noise.shape[2]), [c for _, _, c in sent]
+    mean = mean_over_holders([mean for mean, _, _ in sent], classes, zeros)
+    std = mean_over_holders([std for _, std, _ in sent], classes, zeros + 1)
+    return scaled(noise, mean, std)
+
+
+def sorted_by_class(images: Tensor, classes: int) -> Batch:
+    """Equally many images of every class, one class after the other, with their labels."""
+    labels = torch.arange(classes, device=images.device)
+    return Batch(images, labels.repeat_interleave(len(images) // classes))
 
 
 def held_classes(node: Node[Any], least: int = 1) -> list[int]:
