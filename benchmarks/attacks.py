@@ -9,16 +9,18 @@ Each of the five embedded domains is two clients. One to four of the ten lie in 
     10^18       as `sign`, and they say that they have 10^18 examples, which nobody believes
 
 Written are a CSV of all runs and a Markdown table of the accuracy at the end, mean and deviation
-over seeds. FedAvg is attacked in every way, FedDM by labels.
+over seeds. FedAvg is attacked in every way, FedDM by labels. Runs that stand in the CSV already are
+not played again: what was cut short goes on, and `--seconds 0` prints the table of what is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, get_args
@@ -148,13 +150,13 @@ def played(trial: Trial) -> Found:
 
 
 def trials(seeds: Sequence[int], rounds: int, most: int) -> Iterator[Trial]:
-    """Every rule under every attack."""
+    """Every rule under every attack; one seed after the other, and the long runs of each first."""
     plans: list[tuple[str, Sequence[Rule], Sequence[str], int]] = [
-        ("fedavg", get_args(Rule), ATTACKS, rounds),
         ("feddm", ("mean", "multi_krum"), ("labels",), max(1, rounds // 4)),
+        ("fedavg", get_args(Rule), ATTACKS, rounds),
     ]
-    for method, rules, attacks, length in plans:
-        for seed in seeds:
+    for seed in seeds:
+        for method, rules, attacks, length in plans:
             for rule in rules:
                 yield Trial(method, rule, "", 0, seed, length)
                 for attack in attacks:
@@ -162,17 +164,59 @@ def trials(seeds: Sequence[int], rounds: int, most: int) -> Iterator[Trial]:
                         yield Trial(method, rule, attack, liars, seed, length)
 
 
+COLUMNS = [*(field.name for field in fields(Trial)), "accuracy", "left_out"]
+
+
+def read(path: Path) -> list[Found]:
+    """What was found before."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [_found(row) for row in csv.DictReader(file)]
+
+
+def _found(row: Mapping[str, Any]) -> Found:
+    numbers = {name: int(row[name]) for name in ("liars", "seed", "rounds")}
+    trial = Trial(row["method"], row["rule"], row["attack"], **numbers)
+    return Found(trial, float(row["accuracy"]), int(row["left_out"]))
+
+
+def append(path: Path, found: Found) -> None:
+    """Write a run down as soon as it has ended."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        row = {**asdict(found.trial), "accuracy": found.accuracy, "left_out": found.left_out}
+        writer.writerow(row)
+
+
+def play(wanted: Sequence[Trial], path: Path, *, jobs: int, seconds: float) -> None:
+    """Play side by side, for so many seconds at most."""
+    until = time.monotonic() + seconds
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:  # ended with the block
+        running = pool.imap_unordered(played, wanted)
+        for _ in wanted:
+            try:
+                append(path, running.next(timeout=max(0.0, until - time.monotonic())))
+            except multiprocessing.TimeoutError:
+                print(f"{seconds:g} s are over; what is missing is played by the next call")
+                return
+
+
 def table(found: Sequence[Found]) -> str:
     """Rows are attacks and numbers of liars, columns rules; accuracy in percent."""
     lines: list[str] = []
-    for method in dict.fromkeys(each.trial.method for each in found):
+    for method in sorted({each.trial.method for each in found}):
         mine = [each for each in found if each.trial.method == method]
-        rules = list(dict.fromkeys(each.trial.rule for each in mine))
+        rules = [rule for rule in get_args(Rule) if any(e.trial.rule == rule for e in mine)]
         lines += [
             f"| {method}: attack | liars | " + " | ".join(rules) + " |",
             "|---" * (2 + len(rules)) + "|",
         ]
-        for attack, liars in dict.fromkeys((e.trial.attack, e.trial.liars) for e in mine):
+        rows = {(e.trial.attack, e.trial.liars) for e in mine}
+        for attack, liars in sorted(rows, key=lambda row: (("", *ATTACKS).index(row[0]), row[1])):
             here = [e for e in mine if (e.trial.attack, e.trial.liars) == (attack, liars)]
             cells = (cell([e.accuracy for e in here if e.trial.rule == rule]) for rule in rules)
             lines.append(f"| {attack or 'nobody lies'} | {liars} | " + " | ".join(cells) + " |")
@@ -182,6 +226,8 @@ def table(found: Sequence[Found]) -> str:
 
 def cell(values: Sequence[float]) -> str:
     """Mean and deviation in percent."""
+    if not values:
+        return ""
     spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
     return f"{100 * mean(values):.1f}{spread}"
 
@@ -193,16 +239,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--liars", type=int, default=4, help="the most")
+    parser.add_argument("--seconds", type=float, default=86400.0, help="stop after so many")
     options = parser.parse_args()
-    wanted = list(trials(options.seeds, options.rounds, options.liars))
-    with ProcessPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(played, wanted, chunksize=1))
-    with options.out.open("w", newline="") as file:
-        rows = [{**asdict(e.trial), "accuracy": e.accuracy, "left_out": e.left_out} for e in found]
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    text = table(found)
+    there = {found.trial for found in read(options.out)}
+    wanted = trials(options.seeds, options.rounds, options.liars)
+    missing = [trial for trial in wanted if trial not in there]
+    if missing and options.seconds:
+        play(missing, options.out, jobs=options.jobs, seconds=options.seconds)
+    text = table(read(options.out))
     options.out.with_suffix(".md").write_text(text)
     print(text)
 

@@ -20,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from typer.testing import CliRunner
 
+from fedstill.commands.cli import app
 from fedstill.data import load
 from fedstill.recipe.toml import toml_text
 
@@ -69,11 +71,14 @@ def command(*words: object) -> list[str]:
 
 
 def run(*words: object) -> str:
-    """What a command prints; one that fails ends the demonstration with what it said."""
-    done = subprocess.run(command(*words), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    """What a command prints; one that fails ends the demonstration with what it said.
+
+    It is played in this process, since a new one would load torch again for each.
+    """
+    done = CliRunner().invoke(app, list(map(str, words)))
+    if done.exit_code:
+        raise SystemExit(f"{' '.join(map(str, words))}\n{done.output}{done.exception or ''}")
+    return done.output
 
 
 def begin(log: Path, *words: object) -> subprocess.Popen[bytes]:

@@ -420,6 +420,14 @@ def test_a_message_of_a_kind_that_no_hint_names_is_refused() -> None:
         letters.Letters([Word]).enclosed({"c0": {"": Longer(torch.zeros(1))}})
 
 
+def test_a_message_is_not_taken_for_an_earlier_one_that_lay_at_its_place() -> None:
+    post = letters.Letters([Word])
+    for number in range(20):  # each is gone when the next is made, and lends it its id
+        _, enclosed = post.enclosed({"c0": {"": Word(torch.full((1,), float(number)))}})
+        (message,) = post.opened(enclosed, torch.device("cpu"))
+        assert message.text.item() == number
+
+
 def test_torchrun_starts_it(tmp_path: Path) -> None:
     recipe = write(tmp_path, "fedavg", rounds=1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

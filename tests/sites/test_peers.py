@@ -84,7 +84,7 @@ def test_peers_that_take_turns_agree_on_who_is_awake() -> None:
 def alone_with(said: Said | bytes | None) -> Any:
     """What a peer makes of another's word in round 1."""
     method, world, meeting = small(METHODS["desa"]), worlds.pictures(), Meeting()
-    own = peer(method, world, meeting, "c0", Patience(start=1, step=0.2))
+    own = peer(method, world, meeting, "c0", Patience(start=1, step=60 if said else 0.2))
     other = ThreadMesh(meeting, "c1")
     if said is not None:
         other.say("1/0", said if isinstance(said, bytes) else codec.encode(said), "c0")

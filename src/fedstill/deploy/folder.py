@@ -20,7 +20,15 @@ from fedstill.core import ranges
 from fedstill.core.errors import BadValue, SiteError
 from fedstill.core.files import write_whole
 from fedstill.core.records import NodeId
-from fedstill.deploy.place import agreed_digest, check, names_of, networks, spoken, without_paths
+from fedstill.deploy.place import (
+    agreed_digest,
+    check,
+    check_for_peers,
+    names_of,
+    networks,
+    spoken,
+    without_paths,
+)
 from fedstill.recipe.build import load_public
 from fedstill.recipe.check import checked
 from fedstill.recipe.fields import read_table
@@ -31,7 +39,6 @@ from fedstill.runs.folder import safe
 from fedstill.sites import certificates
 from fedstill.sites.away import Patience
 from fedstill.sites.credentials import Credentials
-from fedstill.sites.peers import check_no_server
 from fedstill.sites.site import Policy
 from fedstill.sites.zenoh import COORDINATOR
 
@@ -76,7 +83,7 @@ def make(
     _check_names(names)
     _check_address(address, addresses or {}, names)
     if not address:
-        check_no_server(recipe.method)
+        check_for_peers(recipe)
     if out.exists() and any(out.iterdir()):
         raise SiteError(f"{out} holds other things; a deployment needs a folder of its own")
     models, _ = networks(recipe)  # refuses networks that nobody could build

@@ -10,20 +10,19 @@ from pathlib import Path
 from fedstill.core.errors import SiteError
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment
-from fedstill.deploy.place import Place, placed
+from fedstill.deploy.place import Place, check_for_peers, placed
 from fedstill.deploy.site import RUN, Invited, checked, credentials_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress
-from fedstill.recipe.tables import Recipe
 from fedstill.runs import folder as run_folders
 from fedstill.runs.digest import of_recipe
 from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import zenoh
-from fedstill.sites.peers import Peers, check_no_server
+from fedstill.sites.away import Patience
+from fedstill.sites.peers import Peers
 from fedstill.sites.zenoh import ZenohMesh
 
 Say = Callable[[str], None]
-END = 20.0  # seconds that a peer stays after its last round, so that others hear its last word
 
 
 def start(folder: Path, say: Say) -> Path:
@@ -33,8 +32,7 @@ def start(folder: Path, say: Say) -> Path:
     deployment = invited.deployment
     if deployment.address:
         raise SiteError("this deployment has a coordinator; start it with `fedstill site start`")
-    check_no_server(invited.recipe.method)
-    _check_open(invited.recipe)
+    check_for_peers(invited.recipe)
     if wrong:
         raise SiteError("\n".join(wrong))
     run_folder = folder / RUN
@@ -54,15 +52,6 @@ def start(folder: Path, say: Say) -> Path:
         held.callback(mesh.close)
         _played(place, invited, mesh, run_folder, say)
     return run_folder
-
-
-def _check_open(recipe: Recipe) -> None:
-    """Refuse privacy among peers: a round that is played again would show its noise."""
-    if recipe.privacy is not None:
-        raise SiteError(
-            "privacy: peers that come back play their last round again with what they hear then, "
-            "which would show their noise; use a deployment with a coordinator"
-        )
 
 
 def _connected(invited: Invited) -> ZenohMesh:
@@ -106,7 +95,7 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
         agreed=Agreed(place.agreed, among_peers),
     )
     begun = run_folders.description_in(folder) is not None
-    with _among(engines[0], deployment, patience.start, begun, say):
+    with _among(engines[0], deployment, patience, begun, say):
         if begun:
             say("going on from the last checkpoint")
             session.resume(changed=False)
@@ -116,18 +105,20 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
 
 @contextmanager
 def _among(
-    peers: Peers, deployment: Deployment, seconds: float, begun: bool, say: Say
+    peers: Peers, deployment: Deployment, patience: Patience, begun: bool, say: Say
 ) -> Iterator[None]:
-    """Find the others first, and stay until they have heard the last word.
+    """Find the others first, and stay until all who are connected have ended.
 
-    At the beginning all must be there; one who comes back needs nobody's leave.
+    At the beginning all must be there; one who comes back needs nobody's leave. Who is slower finds
+    the last words here for as long as a step may take.
     """
     mesh = peers.mesh
     assert isinstance(mesh, ZenohMesh)
     peers.stand()
     try:
         say(f"{deployment.name} looks for {', '.join(peers.others)}")
-        missing = mesh.present.wait_for(peers.others, 5.0 if begun else seconds)
+        seconds = 5.0 if begun else patience.start
+        missing = mesh.present.wait_for(peers.others, seconds)
         if missing and not begun:
             raise SiteError(
                 f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
@@ -138,13 +129,16 @@ def _among(
         yield
         peers.round = peers.experiment.rounds
         peers.stand(ended=True)
-        until = time.monotonic() + END
-        while time.monotonic() < until:
-            standings = peers.standings()
-            if all(said.ended for said in standings.values()):
-                break
+        until = time.monotonic() + patience.step
+        while time.monotonic() < until and not _ended(peers):
             time.sleep(0.2)
         time.sleep(0.5)  # for the last question about where this peer is
         say("the run is over")
     finally:
         peers.close()
+
+
+def _ended(peers: Peers) -> bool:
+    """Whether all who are connected say that they have ended; who does not answer has not."""
+    standings = peers.standings()
+    return all(peer in standings and standings[peer].ended for peer in peers.mesh.here())

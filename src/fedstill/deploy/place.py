@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import RecipeError
+from fedstill.core.errors import RecipeError, SiteError
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId
 from fedstill.data import Collection, Unlabelled
@@ -26,6 +26,7 @@ from fedstill.recipe.build import execution_of, experiment_of, load_data, load_p
 from fedstill.recipe.tables import Recipe, Table
 from fedstill.runs.digest import decisive
 from fedstill.runs.virtual import virtual_sets
+from fedstill.sites.peers import check_no_server
 from fedstill.sites.people import OnePlace
 from fedstill.sites.words import Hello
 from fedstill.wire import codec
@@ -93,6 +94,19 @@ def check(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be played between parties that keep their data."""
     if lines := faults(recipe):
         raise RecipeError(lines)
+
+
+def check_for_peers(recipe: Recipe) -> None:
+    """Refuse what cannot be played without a coordinator.
+
+    With privacy, a round that is played again would show its noise.
+    """
+    check_no_server(recipe.method)
+    if recipe.privacy is not None:
+        raise SiteError(
+            "privacy: peers that come back play their last round again with what they hear then, "
+            "which would show their noise; use a deployment with a coordinator"
+        )
 
 
 def names_of(recipe: Recipe) -> list[NodeId]:

@@ -70,13 +70,19 @@ class Mesh(Protocol):
     def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None: ...
 
     def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
-        """What a peer says to this one, or to all, under a name; None if not in that time."""
+        """What a peer says to this one, or to all, under a name; None if not in that time.
+
+        Nothing at all (`b""`) is the answer of one who has forgotten what it said.
+        """
 
     def forget(self, before: int) -> None:
         """Words of rounds before this one are no longer asked for; those of round 0 are."""
 
     def here(self) -> set[NodeId]:
         """Who is connected."""
+
+    def lost(self, peer: NodeId, seconds: float) -> bool:
+        """Whether a peer has not been connected for longer."""
 
 
 class Peers:
@@ -98,9 +104,7 @@ class Peers:
         )
         self.others = [c for c in self.population.clients if c != self.me]
         self.round = 0  # where it stands
-        self._letters = Letters(
-            kinds_of(inner.experiment.method), inner.experiment.method.holds, codec.STRANGERS
-        )
+        self._kinds = kinds_of(inner.experiment.method)
         self._pool = ThreadPoolExecutor(max(1, len(self.others)))
         self._at = (-1, 0)  # the round, and the number of the act in it
 
@@ -165,7 +169,7 @@ class Peers:
 
     def _say(self, step: Step, round: int, outcome: Outcome, hearers: Sequence[NodeId]) -> None:
         """Leave a word for each hearer; what is meant for one, nobody else can ask for."""
-        addressed = isinstance(outcome.message, Addressed)
+        letters, addressed = self._letters(), isinstance(outcome.message, Addressed)
         each = {} if outcome.message is None else by_hearer(outcome.message)
         made: dict[int | None, bytes] = {}  # by message: what several hear is written once
         for hearer in hearers:
@@ -174,7 +178,7 @@ class Peers:
             if key not in made:
                 letter = None
                 if message is not None:
-                    _, (letter,) = self._letters.enclosed({self.me: {"": message}})
+                    _, (letter,) = letters.enclosed({self.me: {"": message}})
                 said = Said(
                     self.standing.run, self.me, round, self._at[1], step.name, outcome.absent,
                     letter, addressed, outcome.lost,
@@ -182,6 +186,10 @@ class Peers:
                 made[key] = codec.encode(said)
             self.mesh.say(f"{round}/{self._at[1]}", made[key], hearer)
         self.mesh.forget(round - KEPT)
+
+    def _letters(self) -> Letters:
+        """For the words of one step."""
+        return Letters(self._kinds, self.experiment.method.holds, codec.STRANGERS)
 
     def _heard(self, step: Step, round: int, speakers: Sequence[NodeId]) -> dict[NodeId, Outcome]:
         seconds = self.patience.step if round else self.patience.start
@@ -197,13 +205,11 @@ class Peers:
 
     def _fetched(self, peer: NodeId, name: str, until: float, gives_up: bool) -> bytes | str:
         """A peer's word; before the first round nobody is given up, since all must agree there."""
-        lost: float | None = None
         while (left := until - time.monotonic()) > 0:
             data = self.mesh.fetch(peer, name, min(left, PIECE))
             if data is not None:
-                return data
-            lost = None if peer in self.mesh.here() else lost or time.monotonic()
-            if gives_up and lost is not None and time.monotonic() - lost > self.patience.gone:
+                return data or "it is rounds further and no longer keeps what it said then"
+            if gives_up and self.mesh.lost(peer, self.patience.gone):
                 return "its connection is lost"
         return "nothing was heard in time"
 
@@ -227,7 +233,7 @@ class Peers:
 
     def _opened(self, step: Step, said: Said) -> Outcome:
         letters = () if said.letter is None else (said.letter,)
-        messages = self._letters.opened(letters, self.inner.device)
+        messages = self._letters().opened(letters, self.inner.device)
         hearer = self.me if said.addressed else ""
         places = {hearer: 0} if messages else None
         left = Left(

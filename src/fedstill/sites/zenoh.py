@@ -29,6 +29,7 @@ MOST_BYTES = 1 << 30  # of a message, before any of it is decoded
 PATIENCE_MS = 5000  # for a site's call to be taken; it calls again
 AGAIN = 30.0  # seconds after which a question is asked again
 MOST_WAITING = 64  # questions for one word that is not said yet
+MOST_WORDS = 4096  # such words
 
 _SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
 _ASKED = ["query", "liveliness_query", "declare_liveliness_subscriber"]
@@ -199,7 +200,8 @@ class Here:
     def __init__(self, session: zenoh.Session, run: str, names: Iterable[NodeId]):
         self._session, self._run = session, run
         self._names: set[NodeId] = set()
-        self._since: dict[NodeId, float] = {}
+        self._left: dict[NodeId, float] = {}  # when each was there last
+        self._began = time.monotonic()
         self._changed = threading.Condition()
         self._watching = [
             session.liveliness().declare_subscriber(
@@ -215,9 +217,14 @@ class Here:
         """All who are connected."""
         return set(self._names)
 
-    def seen(self) -> dict[NodeId, float]:
-        """When each came or went last, in seconds of the clock."""
-        return dict(self._since)
+    def lost(self, name: NodeId, seconds: float) -> bool:
+        """Whether somebody has been away for longer; it is called once more before this is said."""
+        if name in self._names:
+            return False
+        if time.monotonic() - self._left.get(name, self._began) <= seconds:
+            return False
+        self._ask([name], time.monotonic() + 0.5)
+        return name not in self._names
 
     def wait_for(
         self,
@@ -227,20 +234,24 @@ class Here:
     ) -> set[NodeId]:
         """Wait until all are connected; returns who is still missing after so many seconds."""
         wanted, until = set(names), time.monotonic() + seconds
-        with self._changed:
-            while not wanted <= self._names and not stopped():
-                left = until - time.monotonic()
-                if left <= 0:
-                    break
-                if not self._changed.wait(min(left, 0.5)):
-                    self._ask(wanted - self._names)
-            return wanted - self._names
+        while (missing := wanted - self._names) and not stopped():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            with self._changed:
+                heard = self._changed.wait_for(lambda: wanted <= self._names, min(left, 0.5))
+            if not heard:
+                self._ask(missing, until)
+        return wanted - self._names
 
-    def _ask(self, names: Iterable[NodeId]) -> None:
+    def _ask(self, names: Iterable[NodeId], until: float) -> None:
         """Ask who is there: a sign of life that was given before the line stood may be missed."""
         for name in names:
+            seconds = min(0.5, until - time.monotonic())
+            if seconds <= 0:
+                return
             key = f"{root(self._run)}/{name}/alive"
-            for reply in self._session.liveliness().get(key, timeout=0.5):
+            for reply in self._session.liveliness().get(key, timeout=max(0.05, seconds)):
                 if reply.ok is not None and str(reply.ok.key_expr) == key:
                     self._names.add(name)
 
@@ -251,7 +262,7 @@ class Here:
                 self._names.add(name)
             else:
                 self._names.discard(name)
-            self._since[name] = time.time()
+                self._left[name] = time.monotonic()
             self._changed.notify_all()
 
 
@@ -284,15 +295,13 @@ class Calls:
         return {site: answer.result() for site, answer in asked.items()}
 
     def _one(self, site: NodeId, data: bytes, until: float, seconds: float) -> bytes | Silence:
-        gone: float | None = None  # since when it is not connected
         while (left := until - time.monotonic()) > 0:
             answer = self._asked_once(site, data, min(left, AGAIN))
             if answer is not None:
                 return answer
             if self.stopped():
                 return Silence("the coordinator was told to stop")
-            gone = None if site in self.here else gone or time.monotonic()
-            if gone is not None and time.monotonic() - gone > self.lost:
+            if self.here.lost(site, self.lost):
                 return Silence("its connection is lost")
             time.sleep(0.1)  # a question to nobody comes back at once
         return Silence(f"no answer within {seconds:g} s")
@@ -325,6 +334,7 @@ class ZenohMesh:
         self.present = Here(session, run, others)
         self._said: dict[str, bytes] = {}
         self._waiting: dict[str, list[zenoh.Query]] = {}
+        self._kept_from = 0  # the first round after the beginning whose words are kept
         self._lock = threading.Lock()
         self._queryable = session.declare_queryable(f"{root(run)}/{me}/**", self._asked)
         self._token = session.liveliness().declare_token(f"{root(run)}/{me}/alive")
@@ -358,13 +368,22 @@ class ZenohMesh:
     def forget(self, before: int) -> None:
         """Words of rounds before this one are no longer asked for; those of round 0 are."""
         with self._lock:
+            self._kept_from = before
             for place in [*self._said]:
-                if place.startswith("for/") and 0 < int(place.split("/")[-2]) < before:
+                if self._forgotten(place):
                     del self._said[place]
+            late = [place for place in self._waiting if self._forgotten(place)]
+            queries = [query for place in late for query in self._waiting.pop(place)]
+        for query in queries:
+            reply(query, b"")
 
     def here(self) -> set[NodeId]:
         """Who is connected."""
         return self.present.names()
+
+    def lost(self, peer: NodeId, seconds: float) -> bool:
+        """Whether a peer has not been connected for longer."""
+        return self.present.lost(peer, seconds)
 
     def close(self) -> None:
         """Hang up."""
@@ -373,13 +392,22 @@ class ZenohMesh:
     def _asked(self, query: zenoh.Query) -> None:
         place = str(query.key_expr).removeprefix(f"{root(self.run)}/{self.me}/")
         with self._lock:
-            data = self._said.get(place)
+            data = b"" if self._forgotten(place) else self._said.get(place)
             if data is None:
                 line = self._waiting.setdefault(place, [])
                 line.append(query)
                 del line[:-MOST_WAITING]
+                if len(self._waiting) > MOST_WORDS:  # who asked for the oldest asks again
+                    del self._waiting[next(iter(self._waiting))]
                 return
         reply(query, data)
+
+    def _forgotten(self, place: str) -> bool:
+        """Whether a word is of a round whose words are no longer kept."""
+        match place.split("/"):
+            case ["for", _, round, _] if round.isdecimal() and len(round) < 10:
+                return 0 < int(round) < self._kept_from
+        return False
 
 
 def serve(

@@ -102,6 +102,10 @@ class ThreadMesh:
         """Who has not left."""
         return set(self.meeting.present)
 
+    def lost(self, peer: NodeId, seconds: float) -> bool:
+        """Who is not there has left long ago."""
+        return peer not in self.meeting.present
+
     def leave(self) -> None:
         """Be no longer there."""
         with self.meeting.changed:
