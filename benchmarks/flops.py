@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedstill.core.model import Model
+from fedstill.core.torch_internals import operations
 from fedstill.models import ConvNet
 
 REAL = {"DIGITS, MNIST's client": 60_000, "DIGITS, USPS's client": 7_291}
@@ -19,12 +19,14 @@ def passes(model: Model, images: int = 4) -> tuple[float, float]:
     """Multiplications and additions for one image: forwards, and there and back to all weights."""
     weights = {k: w.requires_grad_() for k, w in model.init(0).items()}
     x = torch.randn(images, *model.shape)
-    with FlopCounterMode(display=False) as forwards, torch.no_grad():
-        model.logits(weights, x)
-    with FlopCounterMode(display=False) as both:
+    with torch.no_grad():
+        forwards = operations(lambda: model.logits(weights, x))
+
+    def there_and_back() -> None:
         loss = cross_entropy(model.logits(weights, x), torch.zeros(images, dtype=torch.long))
         torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-    return forwards.get_total_flops() / images, both.get_total_flops() / images
+
+    return forwards / images, operations(there_and_back) / images
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ methods, `fedstill.testing`.
 # One text for each room: what is quick to import is what is quick to read.
 _HOMES = {
     "fedstill.runs.run": "Run compare plot read run",
+    "fedstill.federation.clock": "Clock LogNormal Uniform",
     "fedstill.federation.experiment": "Experiment",
     "fedstill.federation.population": "Population",
     "fedstill.federation.run": "Progress",

@@ -5,6 +5,9 @@
 from fedstill.runs.run import (
     Run as Run, compare as compare, plot as plot, read as read, run as run,
 )
+from fedstill.federation.clock import (
+    Clock as Clock, LogNormal as LogNormal, Uniform as Uniform,
+)
 from fedstill.federation.experiment import (
     Experiment as Experiment,
 )

@@ -193,6 +193,8 @@ def test_a_recipe_for_sites_must_say_what_nobody_sees(tmp_path: Path) -> None:
     good = recipe_for(data)
     assert faults(good) == []
     assert "nobody has another's tests" in faults(recipe_for(data, "run.scores=cross"))[0]
+    timed = recipe_for(data, "federation.clock.speed=1e9")
+    assert faults(timed) == ["federation.clock: sites take the time that they take; leave it out"]
     unsized = replace(good, data=replace(good.data, size=None))
     assert faults(unsized) == [
         "data.size is missing; nobody sees all data, so the recipe must say it"

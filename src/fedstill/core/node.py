@@ -16,6 +16,7 @@ from fedstill.core.errors import ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId, Record
 from fedstill.core.release import Grant, Spending, Terms, Use
+from fedstill.core.work import Work
 
 SERVER: NodeId = "server"
 COUNTS = "class counts"  # the mechanism that tells how many examples of each class there are
@@ -98,6 +99,7 @@ class Node(Generic[S]):
         self.privacy: Terms | None = None
         self.spent: list[Spending] = []
         self.rejected: dict[NodeId, str] = {}
+        self.work: Work | None = None  # of its loops, where the engine counts them
         self._seed = seed
         self._step = step
         self._loops = 0

@@ -79,6 +79,8 @@ def faults(recipe: Recipe) -> list[str]:
             "data.virtual: at sites virtual data are made without noise, so they cannot stand "
             "beside a table [privacy]; leave one of them out"
         )
+    if recipe.federation.clock is not None:
+        lines.append("federation.clock: sites take the time that they take; leave it out")
     if recipe.run.scores == "cross":
         lines.append('run.scores = "cross": nobody has another\'s tests; use "own" or "auto"')
     lines += [

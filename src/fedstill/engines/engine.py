@@ -16,6 +16,7 @@ from fedstill.core.method import Method, Step
 from fedstill.core.node import Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.core.release import Spending
+from fedstill.core.work import Work
 from fedstill.engines.checkpoint import Saved
 from fedstill.engines.scoring import Scores
 from fedstill.federation.experiment import Experiment
@@ -33,6 +34,7 @@ class Outcome:
     absent: str | None = None  # why the node did not act
     bad: Sequence[str] | None = None  # tensors with NaN or immense numbers, if looked at
     lost: bool = False  # whether a channel lost a message
+    work: Work | None = None  # where the experiment has a clock
 
 
 class Act(NamedTuple):

@@ -68,7 +68,7 @@ def planned(experiment: Experiment, execution: Execution) -> dict[NodeId, list[U
     if len(clients) < len(population):
         population = StandIns(population, clients)
     blank = replace(privacy, plan=Plan(dict.fromkeys(population.clients, 1.0), {}))
-    rehearsal = replace(experiment, privacy=blank, population=population)
+    rehearsal = replace(experiment, privacy=blank, population=population, clock=None)
     engine = Rehearsal(rehearsal, replace(execution, record=False))
     try:
         rehearsed(engine)

@@ -16,6 +16,7 @@ from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Node
 from fedstill.core.ranges import Count, Whole
 from fedstill.core.records import NodeId
+from fedstill.federation.clock import Clock
 from fedstill.federation.population import Population
 from fedstill.federation.private import misfits
 from fedstill.federation.sampling import Everyone, Sample, Sampler
@@ -53,6 +54,7 @@ class Experiment:
     scores: Literal["auto", "cross", "own"] = field(default="auto", kw_only=True)
     bad_messages: BadMessages = field(default="stop", kw_only=True)
     privacy: Privacy | None = field(default=None, kw_only=True)  # of clients' records
+    clock: Clock | None = field(default=None, kw_only=True)  # simulated time
 
     def __post_init__(self) -> None:
         if not isinstance(self.population, Population):
@@ -124,6 +126,8 @@ class Experiment:
         yield from self._misfits_among_clients(name)
         if self.privacy is not None:
             yield from misfits(self.privacy, population)
+        if self.clock is not None:
+            yield from (f"clock: {line}" for line in self.clock.misfits(population.clients))
         yield from self._misfits_of_channels(name)
 
     def _misfits_among_clients(self, name: str) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedstill.channels import Channel, received
@@ -15,6 +15,7 @@ from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId
 from fedstill.engines.engine import Outcome
 from fedstill.federation.experiment import BadMessages
+from fedstill.federation.timeline import Parcel
 from fedstill.logbook.events import Note, Traffic
 from fedstill.logbook.writer import Logbook
 
@@ -75,15 +76,20 @@ class Post:
         outcomes: Mapping[NodeId, Outcome],
         awake: Sequence[NodeId],
         read: Mapping[NodeId, Inbox[Any]] | None = None,
+        late: Collection[tuple[NodeId, NodeId]] = (),
     ) -> dict[NodeId, Inbox[Any]]:
-        """The inboxes of the following step; `read` are those of this one."""
+        """The inboxes of the following step; `read` are those of this one.
+
+        What is `late` from a sender to a hearer is counted as said, and not heard.
+        """
         mail: dict[NodeId, dict[NodeId, Message]] = {}
         direction = toward(step, following)
         for sender, outcome in sorted(outcomes.items()):
             if outcome.lost:
                 self.logbook.write(Note(round, "lost", sender, f"{step.name}: lost on the way"))
             heard = (read or {}).get(sender, Inbox()).get(SERVER) if direction == "up" else None
-            for message, hearers in self._spoken(step, following, sender, outcome, awake):
+            for message, reached in self._spoken(step, following, sender, outcome, awake):
+                hearers = [h for h in reached if (sender, h) not in late] if late else reached
                 if not self._good(message, outcome.bad, sender, round, step):
                     continue
                 opened = message
@@ -100,6 +106,24 @@ class Post:
                 for hearer in hearers:
                     mail.setdefault(hearer, {})[sender] = opened
         return {hearer: Inbox(messages) for hearer, messages in mail.items()}
+
+    def parcels(
+        self,
+        step: Step,
+        following: Step | None,
+        outcomes: Mapping[NodeId, Outcome],
+        awake: Sequence[NodeId],
+    ) -> list[Parcel]:
+        """What is on its way to whom, in bytes."""
+        if toward(step, following) is None:
+            return []
+        return [
+            Parcel(sender, hearer, size)
+            for sender, outcome in sorted(outcomes.items())
+            for message, hearers in self._spoken(step, following, sender, outcome, awake)
+            for size in [sum(message.bytes().values())]
+            for hearer in hearers
+        ]
 
     def _spoken(
         self,

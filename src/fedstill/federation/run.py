@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from fedstill.core.errors import BadValue
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
+from fedstill.core.work import Work
 from fedstill.engines.engine import Act, Engine, Outcome
 from fedstill.engines.play.together import Together
 from fedstill.federation.evaluate import evaluate
 from fedstill.federation.post import Observer, Post, toward
+from fedstill.federation.timeline import Timeline
 from fedstill.logbook.events import Note, Number
 from fedstill.logbook.writer import Logbook, MemoryLog
 from fedstill.metrics import name_of
@@ -31,6 +34,7 @@ class Progress:
     bytes: int  # said so far
     seconds: float  # of the latest round
     metric: str = "accuracy"
+    clock: float | None = None  # simulated seconds so far, where there is a clock
 
 
 Watch = Callable[[Progress], None]
@@ -38,6 +42,7 @@ Save = Callable[[int], None]
 
 
 Outcomes = dict[NodeId, Outcome]
+Late = set[tuple[NodeId, NodeId]]  # senders and hearers
 Playing = Generator[Act, Outcomes, None]
 """A run that hands out each step and goes on with what it left behind."""
 
@@ -48,18 +53,20 @@ def run(
     *,
     done: int | None = None,
     said: int = 0,
+    now: float = 0.0,
     save: Save = lambda round: None,
     watch: Watch = lambda progress: None,
     observers: Sequence[Observer] = (),
 ) -> None:
     """Play the whole experiment of an engine; `done` is the last round that a checkpoint holds.
 
+    `said` and `now` are the bytes and the simulated seconds of the rounds that it holds.
     `watch` and then `save(round)` are called when a round is complete: after the steps before the
     first (round 0) and after every round. What `save` keeps is enough to go on exactly.
     `observers` see every message that arrives.
     """
     playing = rounds_of(
-        engine, logbook, done=done, said=said, save=save, watch=watch, observers=observers
+        engine, logbook, done=done, said=said, now=now, save=save, watch=watch, observers=observers
     )
     act = going_on(playing)
     while act is not None:
@@ -92,6 +99,7 @@ def rounds_of(
     *,
     done: int | None = None,
     said: int = 0,
+    now: float = 0.0,
     save: Save = lambda round: None,
     watch: Watch = lambda progress: None,
     observers: Sequence[Observer] = (),
@@ -103,29 +111,33 @@ def rounds_of(
     `scored` no model is evaluated.
     """
     experiment = engine.experiment
-    play = _Player(engine, logbook, observers)
+    play = _Player(engine, logbook, observers, now)
     play.post.bytes = said
     clients = list(experiment.population.clients)
     begun = done is not None
     if not begun:
         yield from play(experiment.method.before(), 0, clients)
+        play.tell_time(0)
     done = done or 0
     metric = name_of(next(iter(experiment.metrics), "accuracy"))
-    watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0, metric))
+    watch(Progress(done, experiment.rounds, None, play.post.bytes, 0.0, metric, play.now))
     if not begun:
         save(0)
     score: float | None = None
     for round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
-        yield from play(experiment.method.each_round(), round, list(experiment.awake(round)))
+        awake = list(experiment.awake(round))
+        yield from play(experiment.method.each_round(), round, awake, waiting=True)
         last = round == experiment.rounds
         if last:
             yield from play(experiment.method.after(), round, clients)
         if scored and (last or round % experiment.evaluate_every == 0):
             score = play.scored(round, metric)
+        play.tell_time(round)
         seconds = time.perf_counter() - began
         logbook.write(Number(round, "round", "", "seconds", "", seconds))
-        watch(Progress(round, experiment.rounds, score, play.post.bytes, seconds, metric))
+        so_far = (play.post.bytes, seconds, metric, play.now)
+        watch(Progress(round, experiment.rounds, score, *so_far))
         save(round)
 
 
@@ -140,7 +152,9 @@ def rehearsed(engine: Engine) -> None:
 class _Player:
     """Plays lists of steps: engine, post and logbook in turn."""
 
-    def __init__(self, engine: Engine, logbook: Logbook, observers: Sequence[Observer]):
+    def __init__(
+        self, engine: Engine, logbook: Logbook, observers: Sequence[Observer], now: float = 0.0
+    ):
         experiment = engine.experiment
         self.engine, self.logbook = engine, logbook
         self.post = Post(
@@ -151,9 +165,32 @@ class _Player:
             observers=observers,
             readers=experiment.reader,
         )
+        clock, clients = experiment.clock, experiment.population.clients
+        self.time = None if clock is None else Timeline(clock, clients, experiment.seed, now=now)
         self.told: set[str] = set()  # metrics of which a note says that they are undefined
 
-    def __call__(self, steps: Sequence[Step], round: int, awake: Sequence[NodeId]) -> Playing:
+    @property
+    def now(self) -> float | None:
+        """The simulated seconds so far."""
+        return None if self.time is None else self.time.now
+
+    def __call__(
+        self,
+        steps: Sequence[Step],
+        round: int,
+        awake: Sequence[NodeId],
+        *,
+        waiting: bool = False,
+    ) -> Playing:
+        """Play steps one after another; `waiting`, no longer for an answer than the clock says."""
+        if self.time is None:
+            yield from self._played(steps, round, awake)
+        else:
+            self.time.begin(awake, waiting=waiting)
+            yield from self._played(steps, round, awake)
+            self.time.end()
+
+    def _played(self, steps: Sequence[Step], round: int, awake: Sequence[NodeId]) -> Playing:
         mail: dict[NodeId, Inbox[Any]] = {}
         present = list(awake)
         for step, following in pairwise([*steps, None]):
@@ -168,7 +205,43 @@ class _Player:
             present = [node for node in present if not _absent(outcomes, node)]
             if _absent(outcomes, SERVER):
                 return
-            mail = self.post.deliver(round, step, following, outcomes, present, inboxes)
+            late: Late = set()
+            if self.time is not None:
+                late, gone = self._time_passes(self.time, round, step, following, outcomes, present)
+                present = [node for node in present if node not in gone]
+            mail = self.post.deliver(round, step, following, outcomes, present, inboxes, late)
+
+    def _time_passes(
+        self, time: Timeline, round: int, step: Step, following: Step | None,
+        outcomes: Mapping[NodeId, Outcome], present: Sequence[NodeId],
+    ) -> tuple[Late, set[NodeId]]:  # fmt: skip
+        """The time of a step and of its messages: what is late, and who is gone because of it."""
+        acted = {node: outcome for node, outcome in outcomes.items() if outcome.absent is None}
+        time.work({node: _work(outcome, self.engine) for node, outcome in acted.items()})
+        arrivals = time.carry(self.post.parcels(step, following, acted, present))
+        late = time.late(arrivals)
+        in_time = {parcel.sender for parcel in arrivals if parcel not in late}
+        needed: dict[NodeId, float] = {}
+        for parcel, seconds in late.items():
+            if parcel.sender not in in_time:
+                needed[parcel.sender] = min(seconds, needed.get(parcel.sender, seconds))
+            elif parcel.hearer in present:
+                text = f"{step.name}: its message to {parcel.hearer} came after {seconds:.6g} s"
+                self.logbook.write(Note(round, "late", parcel.sender, text))
+        for node, seconds in sorted(needed.items()):
+            text = f"{step.name}: answered after {seconds:.6g} s, past the deadline"
+            self.logbook.write(Note(round, "absent", node, text))
+        time.hear(arrivals, {*needed, *(outcomes.keys() - acted.keys())})
+        return {(parcel.sender, parcel.hearer) for parcel in late}, set(needed)
+
+    def tell_time(self, round: int) -> None:
+        """Write down the simulated time at the end of a round, and what each client took of it."""
+        if self.time is None:
+            return
+        for client, seconds in self.time.taken().items():
+            self.logbook.write(Number(round, "clock", client, "busy", "", seconds))
+        if round or self.time.now:
+            self.logbook.write(Number(round, "round", "", "clock", "", self.time.now))
 
     def scored(self, round: int, metric: str) -> float | None:
         """Evaluate, write the scores down, and return the mean of one metric."""
@@ -216,6 +289,15 @@ class _Player:
                 self.post.leave_out(round, step, sender, why)
             for row in outcome.spent:
                 self.logbook.write(row)
+
+
+def _work(outcome: Outcome, engine: Engine) -> Work:
+    if outcome.work is None:
+        raise BadValue(
+            f"clock: the engine {engine.name} does not tell how much its nodes compute; leave the "
+            "clock out, or choose another engine"
+        )
+    return outcome.work
 
 
 def _absent(outcomes: Mapping[NodeId, Outcome], node: NodeId) -> bool:

@@ -40,7 +40,7 @@ class Traffic:
 @dataclass(frozen=True)
 class Note:
     """A sentence about the run; kinds in use: engine, data, resumed, warning, absent,
-    skipped, lost, left out, undefined, privacy."""
+    skipped, lost, late, left out, undefined, privacy."""
 
     round: int
     kind: str

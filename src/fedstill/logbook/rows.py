@@ -18,6 +18,7 @@ from fedstill.core.release import Spending
 from fedstill.logbook.events import Note, Number, Traffic
 
 EVALUATION = "evaluate"
+CLOCK = "clock"  # the simulated time at the end of a round, in seconds
 
 Kind = Literal["floats", "bytes"]
 View = Literal["said", "heard"]

@@ -9,7 +9,17 @@ from typing import Any
 
 from fedstill.core.node import SERVER
 from fedstill.logbook.events import Traffic
-from fedstill.logbook.rows import Rows, Scores, amount, evaluated, known, matrix_of, mean, ordered
+from fedstill.logbook.rows import (
+    CLOCK,
+    Rows,
+    Scores,
+    amount,
+    evaluated,
+    known,
+    matrix_of,
+    mean,
+    ordered,
+)
 from fedstill.logbook.writer import write_json
 
 LARGEST_DIAGONAL = 30  # models scored on nothing but their own sets, whose matrix is written
@@ -46,12 +56,15 @@ def summarise(
         rounds = max((row.round for table in tables for row in table), default=0)
     if seconds is None:
         seconds = math.fsum(row.value for row in rows.metrics if row.name == "seconds")
+    clock = [row.value for row in rows.metrics if row.name == CLOCK and row.step == "round"]
+    simulated = {"simulated_seconds": clock[-1]} if clock else {}
     scored = {"held_out": held_out, "scored_on": HELD_OUT} if held_out else {}
     others = [n for n in rows.metric_names() if n != "accuracy" and not _among(n, counts)]
     summary = {
         "status": status,
         "rounds": rounds,
         "seconds": seconds,
+        **simulated,
         **facts,
         **scored,
         **_scores(rows, "accuracy"),

@@ -26,6 +26,7 @@ KEYS = {
     "topology: Star": 'federation.topology = "star"',
     "topology": "federation",
     "channels": "federation.channel",
+    "clock": "federation.clock",
     "networks": "models",
     "public": "data.public",
     "device": "run.device",
@@ -54,6 +55,7 @@ def experiment_of(recipe: Recipe, population: Population | None = None) -> Exper
             channels=recipe.federation.channel or (),
             metrics=recipe.run.metrics,
             privacy=recipe.privacy,
+            clock=recipe.federation.clock,
         )
 
 

@@ -16,6 +16,7 @@ from fedstill.methods import METHOD_NAMES
 from fedstill.metrics import METRIC_NAMES
 from fedstill.privacy.privacy import Privacy
 from fedstill.recipe.changes import label_of
+from fedstill.recipe.clock import read_clock
 from fedstill.recipe.data import read_data
 from fedstill.recipe.fields import read_table, read_values
 from fedstill.recipe.networks import read_networks
@@ -203,22 +204,28 @@ def _read_track(table: Any, faults: list[str]) -> TrackTable | None:
 
 
 def _read_federation(table: Any, faults: list[str]) -> FederationTable | None:
-    """The table with its channels as objects."""
-    if not isinstance(table, Mapping) or "channel" not in table:
+    """The table with its channels and its clock as objects."""
+    if not isinstance(table, Mapping):
         return read_table(FederationTable, table, "federation", faults)
-    given = table["channel"]
+    made: Table = {}
+    if "channel" in table:
+        made["channel"] = _read_channels(table["channel"], faults)
+    if "clock" in table:
+        made["clock"] = read_clock(table["clock"], faults)
+    others = {key: value for key, value in table.items() if key not in made}
+    federation = read_table(FederationTable, others, "federation", faults)
+    return federation and replace(federation, **made)
+
+
+def _read_channels(given: Any, faults: list[str]) -> tuple[Channel, ...] | None:
     if not isinstance(given, list):
         faults.append(
             f"federation.channel must be a list of tables, each headed [[federation.channel]], "
             f"not {given!r}"
         )
-        given = []
+        return None
     read = [_read_channel(item, f"federation.channel[{i}]", faults) for i, item in enumerate(given)]
-    others = {key: value for key, value in table.items() if key != "channel"}
-    federation = read_table(FederationTable, others, "federation", faults)
-    if federation is None or not read:
-        return federation
-    return replace(federation, channel=tuple(channel for channel in read if channel is not None))
+    return tuple(channel for channel in read if channel is not None) or None
 
 
 def _read_channel(table: Any, where: str, faults: list[str]) -> Channel | None:

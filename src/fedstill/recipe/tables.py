@@ -11,6 +11,7 @@ from fedstill.core.precision import Precision
 from fedstill.core.ranges import Count, Range, Whole
 from fedstill.data import Partition
 from fedstill.engines.execution import AUTO, Execution
+from fedstill.federation.clock import Clock
 from fedstill.federation.experiment import BadMessages
 from fedstill.methods import METHOD_NAMES
 from fedstill.methods.virtual import Virtual
@@ -96,6 +97,7 @@ class FederationTable:
     share: Chance | None = None  # of the clients a round
     bad_messages: BadMessages = "stop"
     channel: tuple[Channel, ...] | None = None  # on the way of every message, in order
+    clock: Clock | None = None  # simulated time
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ def values(instance: Any) -> Table:
     for key, value in plain.items():
         if isinstance(value, Method):
             plain[key] = {"name": method_name(value), **values(value)}
+        elif isinstance(value, Clock):
+            plain[key] = value.table()
         elif isinstance(value, list) and any(isinstance(item, Channel) for item in value):
             plain[key] = [{"name": channel_name(item), **values(item)} for item in value]
     return {k: v for k, v in plain.items() if v is not None and v != {}}

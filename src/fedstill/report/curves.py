@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from fedstill.core.errors import BadValue, unknown
 from fedstill.core.records import Direction
 from fedstill.logbook.reader import Run
-from fedstill.logbook.rows import EVALUATION, Kind, View, mean
+from fedstill.logbook.rows import CLOCK, EVALUATION, Kind, View, mean
 from fedstill.report.amounts import human_time
 from fedstill.report.groups import gather, setting_of, statistic
 
 Values = NDArray[np.float64]
-CLOCK = "clock"  # the simulated time at the end of a round, in seconds
 VIEWS: dict[View, str] = {"said": "once per sender", "heard": "once per receiver"}
 
 
@@ -60,7 +59,7 @@ class Curve:
 
         By the clock of the federation where there is one, else as it was measured here.
         """
-        each = [_time_by_round(run) for run in self.runs]
+        each = [time_by_round(run) for run in self.runs]
         times = [[spent.get(int(round), np.nan) for round in self.rounds] for spent in each]
         averaged: Values = np.array(times, dtype=np.float64).mean(axis=0)
         return averaged
@@ -226,7 +225,7 @@ def _curve(name: str, runs: Sequence[Run]) -> Curve:
     )
 
 
-def _time_by_round(run: Run) -> dict[int, float]:
+def time_by_round(run: Run) -> dict[int, float]:
     """The time at the end of each round since the start."""
     clock = {row.round: row.value for row in run.metrics if row.name == CLOCK}
     if clock:

@@ -73,6 +73,8 @@ def of_experiment(experiment: Experiment, label: str | None = None) -> Descripti
         "content": contents(population),
         "normalisation": normalisation(population),
     }
+    if experiment.clock is not None:
+        tables["federation"]["clock"] = plain(experiment.clock.table())
     if experiment.privacy is not None:
         tables["privacy"] = plain(experiment.privacy.table())
     text = json.dumps(tables, indent=2, ensure_ascii=False) + "\n"

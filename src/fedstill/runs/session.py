@@ -112,6 +112,7 @@ class Session:
         self.notes = [*experiment.population.notes, *execution.notes(experiment.networks), *notes]
         self.engine_note = f"{self.engine.name}, {execution.why_engine()}"
         self._said = 0  # bytes
+        self._clock: float | None = None  # simulated seconds
         if isinstance(self.engine, Leader):
             self.engine_note += f", over {self.engine.transport.size} ranks"
             self.engine.check_ready(standing(digest(about.decisive, experiment.population)))
@@ -175,6 +176,7 @@ class Session:
         done = None if saved is None else saved.round
         if saved is not None:
             self._said = int(saved.extra.get("said", 0))
+            self._clock = saved.extra.get("clock")
         if folder is None:
             log = MemoryLog()
             self._run(log, done, self._first_notes(saved), lambda round: None)
@@ -196,8 +198,8 @@ class Session:
         for row in self.spent if done is None else ():
             log.write(row)
         run(
-            self.engine, log, done=done, said=self._said, save=save, watch=self._watched,
-            observers=[self.gallery],
+            self.engine, log, done=done, said=self._said, now=self._clock or 0.0, save=save,
+            watch=self._watched, observers=[self.gallery],
         )  # fmt: skip
 
     @contextmanager
@@ -217,7 +219,7 @@ class Session:
                 tracker.end()
 
     def _watched(self, progress: Progress) -> None:
-        self._said = progress.bytes
+        self._said, self._clock = progress.bytes, progress.clock
         if self.watch is not None:
             self.watch(progress)
 
@@ -231,7 +233,8 @@ class Session:
                 pictures.draw_sets(engine, folder / "pictures", self.gallery)
         if ended or round % self.keeping.checkpoint_every == 0:
             log.flush()
-            self._checkpoint(folder, round, {"said": self._said, "ended": ended})
+            clock = {} if self._clock is None else {"clock": self._clock}
+            self._checkpoint(folder, round, {"said": self._said, "ended": ended, **clock})
 
     def _checkpoint(self, folder: Path, round: int, extra: Mapping[str, Any]) -> None:
         self.engine.save(

@@ -147,7 +147,7 @@ class Batched(InProcess):
     def _advance(self, actor: Acting) -> None:
         """Go on to the next awaited loop, or to the end."""
         try:
-            actor.waiting = actor.coroutine.send(actor.answer).drawing(actor.node.next_loop)
+            actor.waiting = self._noted(actor.coroutine.send(actor.answer), actor.node)
         except StopIteration as end:
             actor.waiting, actor.message = None, end.value
 

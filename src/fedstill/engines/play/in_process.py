@@ -18,10 +18,12 @@ from fedstill.core.loop import Loop
 from fedstill.core.method import Place, Step, memory_of
 from fedstill.core.node import SERVER, Cache, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
+from fedstill.core.work import Work
 from fedstill.engines import checkpoint, scoring
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler, Steps
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder
+from fedstill.engines.loops.work import Counter
 from fedstill.engines.memories import Memories
 from fedstill.engines.outbox import Outbox, kind_of, owner
 from fedstill.engines.scoring import Scores
@@ -48,7 +50,10 @@ class InProcess:
         self.experiment = experiment
         self.device = execution.torch_device
         self.population = experiment.population.on(self.device)
-        self.cache = cache
+        # A clock counts the work of every run alike: what another run made is made again.
+        clock = experiment.clock
+        self.counter = None if clock is None else Counter(clock.counts_operations)
+        self.cache = cache if self.counter is None else None
         self.absences = absences
         self.notes: list[str] = []
         self.compiler = Compiler(self.notes) if execution.compile else None
@@ -146,7 +151,14 @@ class InProcess:
                 loop = acting.send(answer)
             except StopIteration as end:
                 return end.value
-            answer = self._run(loop.drawing(node.next_loop), node)
+            answer = self._run(self._noted(loop, node), node)
+
+    def _noted(self, loop: Loop[Any], node: Node[Any]) -> Loop[Any]:
+        """A loop that a node awaits, with the seeds of its draws; its work is counted."""
+        drawing = loop.drawing(node.next_loop)
+        if self.counter is not None:
+            node.work = (node.work or Work()).more(self.counter.of(drawing))
+        return drawing
 
     def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
         replayed = self.recorder.run(loop) if self.recorder else None
@@ -255,7 +267,13 @@ class InProcess:
                 self.purse.keep(node)
             outcomes.append(
                 Outcome(
-                    message, numbers, tuple(node.spent), dict(node.rejected), bad=bad, lost=lost
+                    message,
+                    numbers,
+                    tuple(node.spent),
+                    dict(node.rejected),
+                    bad=bad,
+                    lost=lost,
+                    work=None if self.counter is None else node.work or Work(),
                 )
             )
         return outcomes

@@ -14,6 +14,7 @@ from fedstill.core.method import Method, Step, steps_of
 from fedstill.core.node import Addressed
 from fedstill.core.records import Message, NodeId, Record, State
 from fedstill.core.release import Spending
+from fedstill.core.work import Work
 from fedstill.engines.engine import Outcome
 from fedstill.engines.memories import Memories
 from fedstill.engines.outbox import channels_of
@@ -155,7 +156,10 @@ def outcome_of(
         Spending(round, step, node, row.mechanism, row.sigma, row.rate, row.releases)
         for row in left.spent
     ]
-    return Outcome(message, left.numbers, spent, left.rejected, left.absent, lost=left.lost)
+    work = None if left.work is None else Work(*left.work)
+    return Outcome(
+        message, left.numbers, spent, left.rejected, left.absent, lost=left.lost, work=work
+    )
 
 
 def left_of(
@@ -173,6 +177,7 @@ def left_of(
         states.is_blank(node),
         channels_of(node) in states.changed,
         outcome.lost,
+        None if outcome.work is None else (outcome.work.steps, outcome.work.operations),
     )
 
 

@@ -84,6 +84,7 @@ class Left(Record):
     blank: bool  # whether it remembers nothing
     channels: bool  # whether channels remember something else at it
     lost: bool  # whether a channel lost a message
+    work: tuple[int, int] | None = None  # steps and operations, where a clock counts them
 
 
 class Begin(Record):

@@ -16,7 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.core.node import SERVER
 from fedstill.logbook.events import Number
 from fedstill.logbook.reader import DESCRIPTIONS, Run, read_run
-from fedstill.logbook.rows import EVALUATION, amount, evaluated, known, mean
+from fedstill.logbook.rows import CLOCK, EVALUATION, amount, evaluated, known, mean
 from fedstill.logbook.summary import summarise
 from fedstill.report.groups import Group, Reported, Statistic, gather, group_of
 from fedstill.report.page.pictures import pictures_of
@@ -147,6 +147,7 @@ def _run(run: Run, method: int, partition: int | None, recipe: int | None) -> di
         "heard": _series(run.traffic_by_round("bytes", "heard", cumulative=True)),
         "floats": _series(run.traffic_by_round("floats", "said", cumulative=True)),
         "seconds": _series(_added(seconds)),
+        "simulated": _series(run.series(CLOCK, step="round")),
         "notes": _notes(run),
         "environment": _plain(run.environment),
         "partition": partition,

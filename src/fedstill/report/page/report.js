@@ -159,6 +159,7 @@
     heard: { title: "bytes received, by all who hear", text: bytes },
     floats: { title: "numbers sent", text: short },
     seconds: { title: "time of computing", text: clock },
+    simulated: { title: "simulated time", text: clock },
   };
   const inPercent = (metric) => /accuracy|f1|auroc|recall/.test(metric);
   const scoreSeries = (metric, client) => (run) => {
@@ -291,7 +292,7 @@
     const place = h("div", { class: "chart", id: "curve-chart" });
     const controls = [
       choice("metric", metrics.map((name) => [name, name.replaceAll("_", " ")]), state.metric, (value) => { state.metric = value; render("curves"); }),
-      choice("by", Object.entries(AXES).map(([key, axis]) => [key, axis.title]), state.by, (value) => { state.by = value; render("curves"); }),
+      choice("by", Object.entries(AXES).filter(([key]) => key !== "simulated" || page.runs.some((run) => run.simulated[0].length)).map(([key, axis]) => [key, axis.title]), state.by, (value) => { state.by = value; render("curves"); }),
     ];
     const where = state.client ? `on the test set of ${state.client}: the common model, or the client’s own` : "mean over test sets";
     const made = card("curves", "Along the run", controls, h("p", { class: "soft" }, `${state.metric.replaceAll("_", " ")}, ${where}`), place);
