@@ -166,6 +166,40 @@ def test_only_seeds_that_both_methods_have_are_paired() -> None:
     assert judged.differences == {0: pytest.approx(10.0)}
 
 
+def changed(label: str, seed: int, score: float, *changes: str) -> Entry:
+    return Entry("a/digits", label, seed, {"average_accuracy": score}, changes)
+
+
+def test_a_claim_is_judged_by_runs_on_equal_data_for_as_many_rounds() -> None:
+    runs = [
+        changed("a", 0, 0.9),
+        changed("a", 0, 0.7, "run.rounds=5"),
+        changed("b", 0, 0.6, "method.mu=1.0", "run.rounds=5"),
+    ]
+    judged = judged_of(CLAIM, runs)
+    assert judged.differences == {0: pytest.approx(10.0)}  # 70 - 60, and not 90 - 60
+    assert judged.changes == ("run.rounds=5", "method.mu=1.0")
+
+
+def test_of_runs_that_are_alike_those_with_most_seeds_in_common_judge_a_claim() -> None:
+    runs = [changed("a", 0, 0.9), changed("b", 0, 0.5)]
+    runs += [changed("a", seed, 0.8, "run.rounds=5") for seed in (0, 1)]
+    runs += [changed("b", seed, 0.6, "run.rounds=5") for seed in (0, 1)]
+    assert judged_of(CLAIM, runs).differences == pytest.approx({0: 20.0, 1: 20.0})
+
+
+def test_the_other_method_of_a_claim_may_have_another_score() -> None:
+    claim = Claim(
+        "Paper", "says", ("a/digits", "a"), ("a/digits", "b"), "averaged_local_accuracy",
+        None, "average_accuracy",
+    )  # fmt: skip
+    runs = [
+        Entry("a/digits", "a", 0, {"averaged_local_accuracy": 0.8, "average_accuracy": 0.2}),
+        run("b", 0, 0.7),
+    ]
+    assert judged_of(claim, runs).differences == {0: pytest.approx(10.0)}
+
+
 def test_the_interval_is_students_and_normal_where_there_are_many() -> None:
     assert interval(Statistic(0.0, 1.0, 2)) == pytest.approx(12.706 / 2**0.5)
     assert interval(Statistic(0.0, 1.0, 100)) == pytest.approx(0.196)

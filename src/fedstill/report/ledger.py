@@ -100,6 +100,7 @@ class Claim:
     worse: tuple[str, str]
     score: str  # or, of one client or test set, `score:client`
     by: float | None
+    worse_score: str = ""  # of the other method, where it has no such score
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,9 @@ def measured(
 
 def judged_of(claim: Claim, entries: Sequence[Entry]) -> Judged:
     """The claim by the differences of runs with equal seeds and the interval of their mean."""
-    name, _, target = claim.score.partition(":")
-    (better, one), (worse, other) = (
-        measured([pair], name, target or None, entries) for pair in (claim.better, claim.worse)
+    (better, one), (worse, other) = _alike(
+        _by_changes(claim.better, claim.score, entries),
+        _by_changes(claim.worse, claim.worse_score or claim.score, entries),
     )
     changes = tuple(dict.fromkeys((*one, *other)))
     paired = {seed: better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys())}
@@ -210,6 +211,43 @@ def judged_of(claim: Claim, entries: Sequence[Entry]) -> Judged:
     if half is not None and abs(found.mean) > half:
         judgement = "confirmed" if found.mean > 0 else "refuted"
     return Judged(claim, judgement, paired, found.mean, half, changes)
+
+
+Measured = tuple[Mapping[int, float], tuple[str, ...]]  # a score by seed, and what was changed
+
+
+def _by_changes(pair: tuple[str, str], score: str, entries: Sequence[Entry]) -> list[Measured]:
+    """A score by seed of one recipe and label, for each set of changes; the fewest come first."""
+    name, _, target = score.partition(":")
+    found: dict[tuple[str, ...], dict[int, float]] = {}
+    for entry in entries:
+        value = entry.score(name, target or None)
+        if (entry.recipe, entry.label) == pair and value is not None:
+            found.setdefault(entry.changes, {}).setdefault(entry.seed, value)
+    ordered = sorted(found, key=lambda changes: (len(changes), changes))
+    return [(found[changes], changes) for changes in ordered]
+
+
+def _alike(some: Sequence[Measured], others: Sequence[Measured]) -> tuple[Measured, Measured]:
+    """Of each list one: alike but for values of the method, with the most seeds in common.
+
+    Of several the one with the fewest changes; where none are alike, those with the fewest.
+    """
+    pairs = [
+        (one, other)
+        for one in some
+        for other in others
+        if _around(one[1]) == _around(other[1]) and one[0].keys() & other[0].keys()
+    ]
+    if pairs:
+        return min(pairs, key=lambda pair: -len(pair[0][0].keys() & pair[1][0].keys()))
+    nothing: Measured = ({}, ())
+    return (some[0] if some else nothing), (others[0] if others else nothing)
+
+
+def _around(changes: Sequence[str]) -> list[str]:
+    """Changes of data, networks and rounds, which both methods of a claim must share."""
+    return sorted(change for change in changes if not change.startswith("method."))
 
 
 def interval(found: Statistic) -> float:
@@ -323,6 +361,7 @@ def _claim(paper: str, table: Mapping[str, Any]) -> Claim:
         (table.get("worse_recipe", recipe), table["worse"]),
         table["score"],
         float(table["by"]) if "by" in table else None,
+        table.get("worse_score", ""),
     )
 
 
