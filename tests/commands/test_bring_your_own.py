@@ -118,14 +118,14 @@ def called(environment: dict[str, str], *args: object) -> str:
 
 
 def test_an_installed_package_is_listed_beside_ours_and_runs(
-    tmp_path: Path, installed: dict[str, str]
+    tmp_path: Path, installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = {
-        row["method"]: row for row in json.loads(called(installed, "methods", "--format", "json"))
-    }
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    rows = json.loads(fedstill("methods", "--format", "json").out)
+    listed = {row["method"]: row for row in rows}
     assert listed["pulled"]["from"] == "own-pack" and listed["fedavg"]["from"] == "fedstill"
     assert "cannot be used: plug-in 'broken' of own-pack" in listed["broken"]["purpose"]
-    assert "stripes" in called(installed, "data")
+    assert "stripes" in fedstill("data").out
     recipe = block("toml").replace("mine.py:Pulled", "pulled").replace("mine.py:Net", "their_net")
     recipe = recipe.replace("mine.py:stripes", "stripes").replace(
         "mine.py:confidence", "confidence"

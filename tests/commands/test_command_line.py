@@ -70,8 +70,8 @@ def test_every_format_that_is_named_can_be_drawn(suffix: str, tmp_path: Path) ->
         canvas.save(canvas.figure(1, 1), tmp_path / "picture.bmpx")
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
-def test_a_terminal_without_some_characters_ends_no_run(encoding: str, tmp_path: Path) -> None:
+def test_a_terminal_without_some_characters_ends_no_run(tmp_path: Path) -> None:
+    encoding = "latin-1"
     command = [sys.executable, "-m", "fedstill", "run", str(write_recipe(tmp_path)), "run.rounds=1"]
     done = subprocess.run(
         [*command, "--seeds", "0", "1", "--out", str(tmp_path / "run")],

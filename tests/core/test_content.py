@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstill.core import Change, Exact, Message, Positional, Weights
+from fedstill.core import Change, Message, Positional, Weights
 from fedstill.core.algebra import not_finite, not_finite_each
 from fedstill.core.content import (
     LARGEST,
@@ -24,7 +24,6 @@ from fedstill.core.content import (
     presence,
     refusal,
     trainable,
-    unmarked,
     wrong,
 )
 from fedstill.models import MLP, ConvNet
@@ -175,16 +174,3 @@ def test_a_method_that_fails_while_it_looks_refuses() -> None:
     assert refusal(Careless(), None, "a", immense) == (
         "sent Pictures with values beyond 1.1e+12 in images"
     )
-
-
-class Plain(Message):
-    """Tensors of which nothing is said."""
-
-    said: Annotated[Exact, Axes("class")]
-    unsaid: Tensor
-    by_name: dict[str, Tensor]
-    weights: Weights
-
-
-def test_fields_of_which_nothing_is_said_are_named() -> None:
-    assert list(unmarked(Plain)) == ["unsaid", "by_name"]

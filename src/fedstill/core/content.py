@@ -9,7 +9,7 @@ a single entry; then all ranges are looked at together, with one look at a devic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import NoneType, UnionType
@@ -374,15 +374,3 @@ def _other(name: str) -> str:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def unmarked(kind: type[Record]) -> Iterator[str]:
-    """Names of the fields with tensors of which the hints do not say what may stand in them."""
-    for name, hint in _hints(kind):
-        base, marks, _ = _bare(hint)
-        if WEIGHTS in marks or any(isinstance(mark, Axes) for mark in marks):
-            continue
-        inner = get_args(base)[-1] if get_origin(base) in (dict, tuple) else base
-        bare, inner_marks, _ = _bare(inner)
-        if bare is Tensor and not any(isinstance(mark, Axes) for mark in inner_marks):
-            yield name

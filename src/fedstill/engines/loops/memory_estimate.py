@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdRef
 
 from fedstill.core import trees
 from fedstill.core.loop import Loop
@@ -62,12 +62,19 @@ class _Tally:
     """The bytes of all tensors that are made, as long as they are there."""
 
     def __init__(self) -> None:
-        self.there: Any = WeakIdKeyDictionary()
+        self.there: dict[Any, int] = {}  # by a weak reference to a storage
+        self.now: int = 0
         self.peak: int = 0
 
     def add(self, results: list[Tensor]) -> None:
         """Count what one operation returned."""
         for tensor in results:
             storage = tensor.untyped_storage()
-            self.there.setdefault(storage, storage.nbytes())
-        self.peak = max(self.peak, sum(self.there.values()))
+            key = WeakIdRef(storage, self._freed)
+            if key not in self.there:
+                self.there[key] = storage.nbytes()
+                self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+
+    def _freed(self, key: Any) -> None:
+        self.now -= self.there.pop(key)

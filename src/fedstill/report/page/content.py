@@ -26,7 +26,6 @@ MOST_CLIENTS = 200  # in the table of who holds what
 MOST_ROWS = 400  # of a table of notes or of what was spent
 MOST_CELLS = 60  # rows and columns of a matrix
 BY_CLASS = ("recall", "confusion")  # metrics of several numbers, shown as tables
-ALWAYS_LOWER = ("loss", "brier", "calibration_error")
 
 
 @dataclass(frozen=True)
