@@ -21,8 +21,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from demo_sites import Consortium, command, compared, free_port, run, write_data
+from demo_sites import Consortium, command, compared, free_port, write_data, write_recipe
+from fedstill.deploy import flower as flowers
+from fedstill.deploy import folder as folders
+from fedstill.deploy import site as sites
 from fedstill.deploy.flower_app import HOME, PACKAGE, PROJECT
+from fedstill.recipe import checked, read_recipe
+from fedstill.runs import recipes as runs
+from fedstill.sites.away import Patience
+from fedstill.sites.site import Policy
 
 METHODS = ("fedavg", "feddm")
 STARTING = 180.0  # seconds for a process to be there
@@ -85,6 +92,18 @@ def wait(there: Callable[[], bool], what: str, seconds: float = STARTING) -> Non
         time.sleep(0.2)
 
 
+def descendants(pid: int) -> list[int]:
+    """All that a process has started, directly or not; Flower's have sessions of their own."""
+    table = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.split()  # fmt: skip
+    parents = dict(zip(map(int, table[::2]), map(int, table[1::2]), strict=True))
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
 class Processes:
     """Processes of this machine, each in a group of its own, with a log and a home for Flower."""
 
@@ -115,8 +134,9 @@ class Processes:
     def end(self, name: str) -> None:
         """End a process at once, with all that it has started."""
         process = self.running.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(60)
 
     def end_all(self) -> None:
@@ -129,20 +149,36 @@ class FlowerConsortium(Consortium):
 
     def __init__(
         self, folder: Path, data: Mapping[str, Path], method: str, *, rounds: int = 2,
-        options: Sequence[str] = (),
+        gone: float = 90.0,
     ):  # fmt: skip
-        super().__init__(folder, data, method, rounds=rounds, options=options)
-        self.inner = free_port()
-        run("deploy", "flower", self.out, "--port", self.inner)
+        self.folder, self.data, self.peers = folder, data, False
+        self.recipe = write_recipe(folder / "recipe.toml", data, method, rounds)
+        self.out, self.inner = folder / "consortium", free_port()
+        self._make(gone)
+        flowers.write(self.out, self.inner)
         self.flower, self.home = self.out / "flower", self.out / "flower" / "home"
         self.nodes = Path(tempfile.mkdtemp(prefix="node-"))  # paths of sockets must be short
         self.nodes.chmod(0o755)
         self.processes = Processes(folder)
 
+    def _make(self, gone: float) -> None:
+        """As `Consortium` does by commands, within this process: a deployment that all joined."""
+        (recipe,) = checked(read_recipe(self.recipe))
+        patience = Patience(gone=gone)
+        folders.make(recipe, self.out, address=f"127.0.0.1:{free_port()}", patience=patience)
+        for name, file in self.data.items():
+            place = self.place(name)
+            invited, policy = sites.opened(place), Policy()
+            number = invited.deployment.number
+            asked = sites.join(invited, file, number, policy, data_dir=None, device="cpu")
+            signed = folders.sign(self.out, asked)
+            (place / signed.name).write_bytes(signed.read_bytes())
+
     @property
     def as_nobody(self) -> bool:
-        """Whether SuperNodes run as a user without rights."""
-        return os.geteuid() == 0
+        """Whether SuperNodes run as a user without rights, who must be able to run Python."""
+        places = [*Path(sys.executable).resolve().parents, *Path(sys.executable).parents]
+        return os.geteuid() == 0 and all(place.stat().st_mode & 0o001 for place in places)
 
     def alive(self, name: str) -> bool:
         process = self.processes.running.get(name)
@@ -165,12 +201,16 @@ class FlowerConsortium(Consortium):
         )
         wait(lambda: listening(self.outer), "nginx")
 
-    def start_site(self, name: str) -> None:
+    def make_node(self, name: str) -> None:
+        """The folder of a SuperNode; what is made in it is for the group of its user."""
         node = self.nodes / name
         node.mkdir(exist_ok=True)
-        if self.as_nobody:  # what is made in it is for the group of the SuperNode's user
+        if self.as_nobody:
             shutil.chown(node, group=NOBODY)
             node.chmod(0o2750)
+
+    def start_site(self, name: str) -> None:
+        self.make_node(name)
         self.processes.begin(
             name, command("site", "start", self.place(name), "--flower", self.nodes / name)
         )
@@ -228,6 +268,11 @@ class FlowerConsortium(Consortium):
         (home / "config.toml").write_text(HOME.format(inner=port, authority=authority))
         return self.processes.flwr(["flwr", "run", app, "consortium"], home), found
 
+    def alone(self, folder: Path) -> None:
+        """The same run in this process."""
+        (recipe,) = checked(read_recipe(self.recipe))
+        runs.begin(recipe, folder)
+
     def finished(self, seconds: float = 900) -> None:
         wait((self.run_folder() / "summary.json").exists, f"the end of {self.folder}", seconds)
 
@@ -255,7 +300,7 @@ def main() -> None:
         data = private_data(place / "data")
         consortium = FlowerConsortium(place, data, method, rounds=given.rounds)
         try:
-            run("run", consortium.recipe, "--out", place / "alone", "--quiet")
+            consortium.alone(place / "alone")
             consortium.started()
             consortium.submit()
             consortium.finished()

@@ -18,19 +18,21 @@ pytest.importorskip("flwr", reason="needs fedstill[flower]")
 if shutil.which("nginx") is None:
     pytest.skip("needs nginx", allow_module_level=True)
 
-from demo_sites import compared, run
+from demo_sites import compared
 from flower_trial import FlowerConsortium, private_data, wait
 
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def consortium(folder: Path, method: str, rounds: int, *options: str) -> Iterator[FlowerConsortium]:
+def consortium(
+    folder: Path, method: str, rounds: int, gone: float = 90
+) -> Iterator[FlowerConsortium]:
     """Everything but the run; beside it the same run in one process."""
     data = private_data(folder / "data")
-    made = FlowerConsortium(folder, data, method, rounds=rounds, options=options)
+    made = FlowerConsortium(folder, data, method, rounds=rounds, gone=gone)
     try:
-        run("run", made.recipe, "--out", folder / "alone", "--quiet")
+        made.alone(folder / "alone")
         made.started()
         yield made
     finally:
@@ -74,7 +76,7 @@ def test_a_strangers_code_is_refused_by_the_filter_and_runs_without_it(tmp_path:
 def test_a_killed_node_comes_back_and_the_tables_are_those_of_an_unbroken_run(
     tmp_path: Path,
 ) -> None:
-    with consortium(tmp_path, "scaffold", 2, "--gone", "300") as made:
+    with consortium(tmp_path, "scaffold", 2, gone=300) as made:
         name = next(iter(made.data))
         made.submit()
         wait(lambda: "1 update" in answers(made, name), "the first act", 300)
@@ -85,5 +87,24 @@ def test_a_killed_node_comes_back_and_the_tables_are_those_of_an_unbroken_run(
             if not made.alive(f"node-{name}"):
                 made.start_node(name)
             time.sleep(2)
+        made.finished()
+        assert compared(made, tmp_path / "alone").endswith("rows equal")
+
+
+def test_a_killed_superlink_starts_again_and_the_run_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with consortium(tmp_path, "scaffold", 2, gone=300) as made:
+        name = next(iter(made.data))
+        made.submit()
+        wait(lambda: "2 update" in answers(made, name), "the second round", 600)
+        made.processes.end("superlink")  # and the ServerApp, which it had started
+        assert not (made.run_folder() / "summary.json").exists()
+        made.start_link()
+        made.said(made.flower / "register.sh")
+        for site in made.data:
+            made.processes.end(f"node-{site}")
+            made.start_node(site)
+        made.submit()
         made.finished()
         assert compared(made, tmp_path / "alone").endswith("rows equal")

@@ -151,7 +151,7 @@ def flower(
         from fedstill.deploy import flower as flowers
 
     place = flowers.write(folder, port)
-    typer.echo(f"in {place}: superlink.sh, register.sh (once), nginx.conf, run.sh")
+    typer.echo(f"in {place}: superlink.sh, register.sh, nginx.conf, run.sh")
     typer.echo(f"filter: nginx -c {place / 'nginx.conf'}")
     typer.echo("whoever reaches the SuperLink itself can run code at all sites: only the filter's")
     typer.echo(f"address is for others, port {port} is for nobody outside this machine")

@@ -64,10 +64,15 @@ def coordinate(grid: Any, out: Path, say: Say) -> Path:
     """Play a deployment over a Grid, from its beginning or its last checkpoint."""
 
     def connect(own: Path, deployment: Deployment, patience: Patience, board: Board) -> Nodes:
-        keys = {n: certificates.public_key(p) for n, p in _signed(out, deployment).items()}
-        return Nodes(grid, keys, patience.gone, lambda: board.stopped)
+        return Nodes(grid, keys_of(out), patience.gone, lambda: board.stopped)
 
     return coordinator.start(out, say, connect=connect)
+
+
+def keys_of(out: Path) -> dict[str, bytes]:
+    """The public key of each site, from the certificate that was signed for it."""
+    signed = _signed(out, folders.read_deployment(out / COORDINATOR))
+    return {name: certificates.public_key(path) for name, path in signed.items()}
 
 
 def start_site(

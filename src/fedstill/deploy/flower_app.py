@@ -100,13 +100,12 @@ SUPERLINK = f"""\
 exec flower-superlink --host 127.0.0.1 --port {{inner}} \\
     --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/link.pem" \\
     --ssl-keyfile "$here/link.key" \\
-    --enable-supernode-auth --database "$here/state.db" \\
-    --disable-runtime-dependency-installation "$@"
+    --enable-supernode-auth --disable-runtime-dependency-installation "$@"
 """
 
 REGISTER = f"""\
 #!/bin/sh
-# Tells the SuperLink the keys of all sites; no other node is let in.
+# Tells a SuperLink that was just started the keys of all sites; no other node is let in.
 {SETTINGS}export FLWR_HOME="$here/home"
 for site in {{sites}}; do
     flwr supernode register "$here/keys/$site.pub" consortium --name "$site" || wrong=1
