@@ -21,13 +21,14 @@ from fedstill.audit.membership import (
     membership,
 )
 from fedstill.audit.result import Finding, Result
-from fedstill.audit.shadows import Shadowing, read, shadow, with_noise
+from fedstill.audit.shadows import Shadowing, on_virtual_data, read, shadow, with_noise
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.engines.execution import Execution
 from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.methods import METHODS
+from fedstill.methods.virtual import Virtual
 from fedstill.models import ConvNet
 from fedstill.privacy.privacy import Privacy
 
@@ -193,3 +194,17 @@ def test_private_shadows_share_their_noise_and_stay_below_the_ledger(tmp_path: P
     assert {found.epsilon_ledger for found in result.findings} == {10.0}
     assert not result.refuted
     assert "set: nearest image" in {found.view for found in result.findings}
+
+
+def test_shadows_learn_from_what_they_distil_and_spend_nothing_more() -> None:
+    virtual = Virtual(per_class=2, warm_up_steps=2, start="noise", augmentation="none")
+    world, budget = population(), Privacy(4.0, 1e-3, releases=1)
+    whole = Experiment(METHODS["fedavg"](), world, rounds=1, privacy=budget)
+    shadows = [shadow(whole, asked(), number) for number in (0, 1)]
+    made = on_virtual_data(shadows, shadows[0], virtual, CPU)
+    for each in made:
+        assert each.privacy is None
+        # Two images of each of three classes, in place of the records.
+        assert [len(each.population.party(client).data) for client in ("a", "b")] == [6, 6]
+    first, second = (each.population.party("a").data.all().x for each in made)
+    assert not first.equal(second), "each distils its own half"

@@ -64,9 +64,13 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path: Path) -> None
     assert "epsilon = 0: must be above 0" in wrong.err
 
 
-def test_virtual_data_are_refused_because_shadows_would_not_make_them(tmp_path: Path) -> None:
+def test_shadows_distil_virtual_data_first_and_canaries_are_refused(tmp_path: Path) -> None:
     virtual = {"per_class": 1, "warm_up_steps": 1}
     recipe = write_recipe(tmp_path, data={"virtual": virtual})
-    said = fedstill("audit", "membership", recipe, *MEMBERSHIP, "--out", tmp_path / "audit")
-    assert said.code == 2
-    assert "data.virtual makes sets before the run" in said.err
+    asked = (*MEMBERSHIP, "--no-controls", "--out", tmp_path / "audit")
+    said = fedstill("audit", "membership", recipe, *asked)
+    assert said.code == 0, said.err
+    assert "server's model" in said.out
+    refused = fedstill("audit", "canaries", recipe, "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert "data.virtual makes sets before the run, in which no canaries are planted" in refused.err

@@ -99,6 +99,21 @@ def test_the_sample_of_a_step_is_drawn_record_by_record() -> None:
     assert share[share > 0].unique().tolist() == [pytest.approx(1 / 20)]
 
 
+def test_samples_of_some_steps_made_together_are_those_of_each_step() -> None:
+    model = MLP((4,), 3)
+    data = Data.of(torch.arange(240.0).view(60, 4), torch.arange(60) % 3)
+    node: Node[None] = Node("c0", 1, None, model=model, data=data)
+    row = Spending(1, "", "c0", "DP-SGD", 1.0, 0.1, 1)
+    node.seal(Terms(1.0, 1.0, 1, 1.0, None), lambda round, step, use, earlier: row)
+    batches, _ = private_training(node, model, model.init(0), 6, steps=5)
+    some = batches.ahead(1, 3)
+    assert some is not None
+    for place in range(3):
+        one = trees.map_tensors(lambda tensor, at=place: tensor[at], some)
+        for mine, theirs in zip(trees.tensors(one), trees.tensors(batches[1 + place]), strict=True):
+            assert torch.equal(mine, theirs)
+
+
 def test_noise_of_a_step_has_the_deviation_of_the_mechanism() -> None:
     model = MLP((4,), 3, hidden=(200,))
     data = Data.of(torch.zeros(50, 4), torch.arange(50) % 3)

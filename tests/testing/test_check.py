@@ -42,6 +42,19 @@ class TorchDice(FedAvg):
         return Down(algebra.add(server.state.weights, noise))
 
 
+class Twice(FedAvg):
+    """Trains once more where the weights say so, which the records made."""
+
+    @at_clients
+    async def update(self, client: Node[Any], inbox: Inbox[Down]) -> Up:
+        """Train, and train again unless nothing has moved."""
+        start = inbox.only().weights
+        weights, _ = await self.trained(client, start)
+        if not all(torch.equal(weights[name], start[name]) for name in start):
+            weights, _ = await self.trained(client, weights)
+        return Up(weights, len(client.data))
+
+
 class NumpyDice(FedAvg):
     """Draws from numpy's global generator."""
 
@@ -365,6 +378,7 @@ WRONG: list[tuple[type[Method], str, str]] = [
     (Indiscreet, "privacy", "example, sent by c0 in update holds a training example"),
     (Stored, "privacy", "example, sent by c0 in update holds a training example"),
     (Boaster, "privacy", "sends_examples is True, but no message holds a training example"),
+    (Twice, "budget", "update of c0 asks more of records in round 2 than was planned"),
     (Lazy, "learning", "the mean accuracy is"),
 ]
 

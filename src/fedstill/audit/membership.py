@@ -36,6 +36,7 @@ from fedstill.engines.execution import Execution
 from fedstill.federation.experiment import Experiment
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.local import Local
+from fedstill.methods.virtual import Virtual
 
 PLAN = "audit-plan.json"
 LOCAL_CONTROL = "control: local training"
@@ -88,6 +89,7 @@ class Subject:
     experiment: Experiment
     control: bool = False
     epsilon: float | None = None  # what its ledger promises
+    virtual: Virtual | None = None  # with what clients distil their records before they learn
 
     def caught(self, found: Finding) -> bool | None:
         return None if not self.control else bool(found.epsilon_at_least)
@@ -161,7 +163,7 @@ def membership(
         def told(share: float, label: str = subject.label) -> None:
             watch(label, share)
 
-        said = shadowed(subject.experiment, execution, asked, kept, told)
+        said = shadowed(subject.experiment, execution, asked, kept, told, subject.virtual)
         findings += found_in(subject, said, guessing)
     result = Result("membership", findings, settings, [*notes, *remarks(asked)])
     result.write(folder)

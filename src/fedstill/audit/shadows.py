@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fedstill.audit.views import Listener, Records, Seen, of_messages, of_models, of_trained
-from fedstill.core import ranges
+from fedstill.core import Data, ranges
 from fedstill.core.errors import BadValue, unknown
 from fedstill.core.files import write_whole
 from fedstill.core.ranges import Count, Whole
@@ -31,6 +31,7 @@ from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.federation.run import Progress, rounds_of, run_together
 from fedstill.logbook.writer import MemoryLog
+from fedstill.methods.virtual import Own, Virtual
 from fedstill.privacy.privacy import Plan
 
 Inside = npt.NDArray[np.bool_]
@@ -92,9 +93,17 @@ def check_clients(population: Population, clients: Sequence[NodeId]) -> None:
 
 
 def shadowed(
-    experiment: Experiment, execution: Execution, asked: Shadowing, folder: Path, watch: Watch
+    experiment: Experiment,
+    execution: Execution,
+    asked: Shadowing,
+    folder: Path,
+    watch: Watch,
+    virtual: Virtual | None = None,
 ) -> Said:
-    """What all shadows of an experiment said; those of files in the folder are not played."""
+    """What all shadows of an experiment said; those of files in the folder are not played.
+
+    With `virtual` clients of a shadow distil what they hold first, and learn from that alone.
+    """
     device = execution.torch_device
     located = replace(experiment, population=experiment.population.on(device))
     known = [_records(located, client, asked) for client in asked.clients]
@@ -109,7 +118,7 @@ def shadowed(
             def told(share: float, begun: float = begun, part: float = part) -> None:
                 watch(begun + part * share)
 
-            group = _played(located, execution, asked, numbers, known, told)
+            group = _played(located, execution, asked, numbers, known, told, virtual)
             write(path, group)
         watch((numbers[-1] + 1) / asked.shadows)
         found.append(group)
@@ -154,6 +163,39 @@ def with_noise(
     ]
 
 
+def on_virtual_data(
+    made: Sequence[Experiment], first: Experiment, virtual: Virtual, execution: Execution
+) -> list[Experiment]:
+    """Shadows whose clients learn from sets that they distil; what these cost is all that is spent.
+
+    The sets stay where they are made: an attacker sees what the method shows, and no more.
+    """
+
+    def warm_up(each: Experiment) -> Experiment:
+        return Experiment(
+            virtual, each.population, rounds=0, seed=each.seed, topology=each.topology,
+            privacy=each.privacy,
+        )  # fmt: skip
+
+    making = [warm_up(each) for each in made]
+    if first.privacy is not None:
+        making = with_noise(making, calibrated(warm_up(first), execution), execution)
+    together = Together(making, execution)
+    run_together(
+        together, [rounds_of(engine, MemoryLog(), scored=False) for engine in together.engines]
+    )
+    found = []
+    for each, engine in zip(made, together.engines, strict=True):
+        states = {client: engine.memory(client) for client in each.population.clients}
+        sets = {
+            client: Data.of(*state.as_set().flat())
+            for client, state in states.items()
+            if isinstance(state, Own)
+        }
+        found.append(replace(each, population=each.population.learning_from(sets), privacy=None))
+    return found
+
+
 def _played(
     experiment: Experiment,
     execution: Execution,
@@ -161,9 +203,12 @@ def _played(
     numbers: Sequence[int],
     known: Sequence[Records],
     watch: Watch,
+    virtual: Virtual | None = None,
 ) -> Said:
     made = [shadow(experiment, asked, number) for number in numbers]
-    if experiment.privacy is not None:
+    if virtual is not None:
+        made = on_virtual_data(made, shadow(experiment, asked, 0), virtual, execution)
+    elif experiment.privacy is not None:
         made = with_noise(made, calibrated(shadow(experiment, asked, 0), execution), execution)
     together = Together(made, execution)
     listeners = [Listener(known) for _ in made]

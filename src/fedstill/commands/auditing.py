@@ -23,6 +23,7 @@ from fedstill.commands.progress import work_bar
 if TYPE_CHECKING:
     from fedstill.audit.result import Result
     from fedstill.federation.experiment import Experiment
+    from fedstill.methods.virtual import Virtual
     from fedstill.recipe.tables import Recipe
 
 app = typer.Typer(
@@ -96,7 +97,9 @@ def membership(
     subjects = [
         *made,
         *(
-            attack.Subject(each.label, experiment, epsilon=promised(experiment))
+            attack.Subject(
+                each.label, experiment, epsilon=promised(experiment), virtual=virtual_of(each)
+            )
             for each, experiment in zip(recipes, experiments, strict=True)
         ),
     ]
@@ -168,9 +171,17 @@ def canaries(
     """
     from fedstill.audit import canaries as attack
     from fedstill.audit.membership import Controls, Subject, controls
+    from fedstill.core.errors import RecipeError
     from fedstill.recipe.build import execution_of, experiment_of
 
     recipes = _recipes(recipe, overrides, data_dir, quick, only)
+    for each in recipes:
+        if virtual_of(each) is not None:
+            raise RecipeError(
+                f"{each.label}: data.virtual makes sets before the run, in which no canaries are "
+                "planted; use fedstill audit membership, audit a method that distils (feddm, "
+                "fedlgd), or take the table away"
+            )
     execution = execution_of(recipes[0])
     experiments = [experiment_of(each) for each in recipes]
     population = experiments[0].population
@@ -195,6 +206,11 @@ def canaries(
     _tell(result, folder, form)
 
 
+def virtual_of(recipe: Recipe) -> Virtual | None:
+    """With what clients distil their records before the run; None for methods that do it alone."""
+    return None if recipe.method.distils else recipe.data.virtual
+
+
 def promised(experiment: Experiment) -> float | None:
     """The epsilon that an experiment's ledger keeps to; None where it promises nothing."""
     privacy = experiment.privacy
@@ -210,7 +226,6 @@ def _recipes(
 ) -> list[Recipe]:
     """The methods of a recipe, or the one of a run's folder."""
     from fedstill import recipe as config
-    from fedstill.core.errors import RecipeError
     from fedstill.runs.recipes import recipe_of
 
     changes = [*(overrides or []), *data_dir_change(data_dir)]
@@ -220,12 +235,6 @@ def _recipes(
         labels = list(only or [])
         recipes = config.checked(config.read_recipe(path, changes, quick=quick, only=labels))
         recipes = config.chosen(recipes, labels)
-    for each in recipes:
-        if each.data.virtual is not None and not each.method.distils:
-            raise RecipeError(
-                f"{each.label}: data.virtual makes sets before the run, which an audit does not "
-                "play; audit a method that distils (feddm, fedlgd), or take the table away"
-            )
     return recipes
 
 

@@ -8,13 +8,15 @@ Poisson sample. Both take their noise as an argument, drawn beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedstill.core import precision, trees
+from fedstill.core import gpu, precision, trees
+from fedstill.core.convolutions import by_example
 from fedstill.core.mechanism import Gradient, LossOn, Scored, per_example
 from fedstill.core.records import NodeId, Weights
 
@@ -127,14 +129,28 @@ class ClippedGradient:
             for begin in range(0, size, self.chunk):
                 end = min(size, begin + self.chunk)
                 examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
-                grads, _ = per_example(loss_of, value, examples)
+                with by_example() if batch.share.is_cuda else nullcontext():
+                    grads, _ = per_example(loss_of, value, examples)
                 leaves = [leaf.flatten(1) for leaf in trees.tensors(grads)]
-                factor = shortening(leaves, self.clip)
-                kept = (batch.share[begin:end] * factor).to(leaves[0])
-                for place, leaf in enumerate(leaves):
-                    finite = torch.where((factor > 0).unsqueeze(1), leaf, 0.0)
-                    total[place] = total[place] + (kept @ finite).view(total[place].shape)
+                kept = (batch.share[begin:end] * shortening(leaves, self.clip)).to(leaves[0])
+                for place, summed in enumerate(weighted_sums(leaves, kept)):
+                    total[place] = total[place] + summed.view_as(total[place])
         return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
+
+
+def weighted_sums(leaves: list[Tensor], factors: Tensor) -> list[Tensor]:
+    """Of each leaf [example, number], the sum over examples, each times its factor.
+
+    An example whose factor is 0 leaves no trace, also where its numbers are not finite.
+    """
+    kernels = _kernels(*leaves, factors)
+    if kernels is None:
+        counts = (factors != 0).unsqueeze(1)
+        return [factors @ torch.where(counts, leaf, 0.0) for leaf in leaves]
+    sums = [kernels.weighted_sum(rows, factors) for rows in _few(leaves)]
+    sizes = [leaf.shape[1] for leaf in leaves if _small(leaf)]
+    small, large = iter(torch.split_with_sizes(sums[0], sizes)), iter(sums[1:])
+    return [next(small if _small(leaf) else large) for leaf in leaves]
 
 
 def shortening(gradients: list[Tensor], clip: float) -> Tensor:
@@ -142,8 +158,31 @@ def shortening(gradients: list[Tensor], clip: float) -> Tensor:
 
     A gradient is the leaves [example, number] together.
     """
-    parts = [torch.linalg.vector_norm(leaf, dim=1, dtype=torch.float64) for leaf in gradients]
-    squares = torch.stack(parts).square().sum(0)
+    kernels = _kernels(*gradients)
+    if kernels is None:
+        parts = [torch.linalg.vector_norm(leaf, dim=1, dtype=torch.float64) for leaf in gradients]
+        squares = torch.stack(parts).square().sum(0)
+    else:
+        squares = torch.stack([kernels.squares(rows) for rows in _few(gradients)]).sum(0)
     fine = torch.isfinite(squares)
     length = torch.where(fine, squares, 1.0).sqrt()
     return torch.where(fine, clip / length.clamp(min=clip), 0.0)
+
+
+SMALL = 4096  # numbers; leaves of fewer are looked at together
+
+
+def _small(leaf: Tensor) -> bool:
+    return leaf.shape[1] <= SMALL
+
+
+def _few(leaves: list[Tensor]) -> list[Tensor]:
+    """The same numbers in fewer leaves: all small ones as the first, then the large ones."""
+    small = [leaf for leaf in leaves if _small(leaf)]
+    first = torch.cat(small, 1) if small else leaves[0][:, :0]
+    return [first, *(leaf for leaf in leaves if not _small(leaf))]
+
+
+def _kernels(*tensors: Tensor) -> Any:
+    """Kernels for gradients of single examples, where these may be handed to them."""
+    return gpu.kernels("kernels.example_blocks") if gpu.plain_on_gpu(*tensors) else None

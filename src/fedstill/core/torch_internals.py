@@ -23,6 +23,15 @@ from torch.utils.flop_counter import flop_registry
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
+def is_stacked(tensor: Tensor) -> bool:
+    """Whether a tensor stands for many under some `vmap`."""
+    while is_wrapped(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return True
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return False
+
+
 def unwrapped(tensor: Tensor) -> Tensor:
     """The ordinary tensor in a tensor that `torch.func` has wrapped, however often."""
     while is_wrapped(tensor):
@@ -45,6 +54,13 @@ def in_gradient_under_vmap() -> bool:
     kinds = torch._C._functorch.TransformType
     levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
     return levels == [kinds.Vmap, kinds.Grad]
+
+
+def in_gradient_of_examples() -> bool:
+    """Whether the caller runs inside one gradient, and that directly inside a `vmap`."""
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    return levels[-2:] == [kinds.Vmap, kinds.Grad] and levels.count(kinds.Grad) == 1
 
 
 def times_each(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:

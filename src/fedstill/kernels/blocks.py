@@ -60,9 +60,13 @@ def _forward(maps: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor
 
 
 def _backward(
-    maps: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, factor: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of maps, scale and shift; the last two are summed over images in a fixed order."""
+    maps: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, factor: Tensor, grad: Tensor,
+    *, summed: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of maps, scale and shift; the last two are summed over images in a fixed order.
+
+    Without `summed` each image has its own of those.
+    """
     images, channels, height, width = maps.shape
     to_maps = torch.empty_like(maps)
     to_scale, to_shift = torch.empty_like(mean), torch.empty_like(mean)
@@ -71,7 +75,7 @@ def _backward(
         maps, scale, shift, mean, factor, grad, to_maps, to_scale, to_shift, channels,
         height, width, places, num_warps=_warps(places),
     )  # fmt: skip
-    return to_maps, to_scale.sum(0), to_shift.sum(0)
+    return (to_maps, to_scale.sum(0), to_shift.sum(0)) if summed else (to_maps, to_scale, to_shift)
 
 
 def _warps(places: int) -> int:

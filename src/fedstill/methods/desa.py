@@ -83,6 +83,7 @@ class DeSA(Anchored):
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
+    anchor_batch: Whole = 0  # anchors to distil on, and to lean on, in a step; none: batch_size
     reg_weight: NonNegative = 1.0  # λ_REG, of the contrast with the anchors' features
     reg_temperature: Positive = 0.07  # temperature of that contrast
     kd_weight: NonNegative = 1.0  # λ_KD, of distillation from the neighbours' mean logits
@@ -159,7 +160,7 @@ class DeSA(Anchored):
         teacher, heard = teachers(client, inbox, Aggregation(self.aggregation, self.byzantine))
         order = client.rng("order")
         plan = (client.records + anchors).batches(self.batch_size, order, epochs=self.epochs)
-        size = min(self.batch_size, len(anchors))
+        size = min(self.anchor_batch or self.batch_size, len(anchors))
         distil, lean = (
             stream(len(anchors), size, len(plan), client.rng(purpose)).to(client.device)
             for purpose in ("distil", "lean")
@@ -178,7 +179,7 @@ class DeSA(Anchored):
         own = private_training(
             client, client.model, client.state.weights, self.batch_size, epochs=self.epochs
         )
-        steps, size = len(own.batches), min(self.batch_size, len(anchors))
+        steps, size = len(own.batches), min(self.anchor_batch or self.batch_size, len(anchors))
         distil, lean = (
             stream(len(anchors), size, steps, client.rng(purpose)).to(client.device)
             for purpose in ("distil", "lean")

@@ -16,7 +16,7 @@ from fedstill.core.model import Initials, Norm, conv_initial, linear_initial, no
 from fedstill.core.precision import half_asked_for, half_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
-from fedstill.core.torch_internals import in_gradient_under_vmap, unwrapped
+from fedstill.core.torch_internals import in_gradient_under_vmap, is_stacked, unwrapped
 from fedstill.models.by_pixel import GAIN
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
@@ -204,6 +204,11 @@ class ConvNet(Scalable):
             if kernels is not None:
                 fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return fused
+            alone = _stacked_on_gpu(x) and not any(is_stacked(one) for one in (scale, shift))
+            kernels = gpu.kernels("kernels.example_blocks") if alone else None
+            if kernels is not None:
+                by_example: Tensor = kernels.norm_relu_pool(x, scale, shift)
+                return by_example
         x = self.normalise(weights, name, x, self.norm)
         x = _ACTIVATIONS[self.activation](x)
         if self.pooling == "none":

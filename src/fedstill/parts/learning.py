@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, seeds
+from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, seeds, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import moved_part
 from fedstill.core.release import ClippedGradient, Sampled, Use
@@ -106,40 +106,64 @@ def private_training(
     usual = _rounded(expected + 4 * math.sqrt(expected))
     deviation = terms.sigma * clip / expected
 
-    def make(step: int) -> Sampled:
+    def rows(step: int) -> Tensor:
         rng = seeds.generator(sampling, step)
-        picked = torch.nonzero(torch.rand(len(data), generator=rng) < rate).flatten()
-        places = max(usual, _rounded(len(picked)))
-        batch = _taken(data, picked, places, model.shape)
-        if views != "none":
-            moves = drawn_moves(rng, places, *model.shape[1:])
-            moves = type(moves)(*(each.to(batch.x.device) for each in moves))
-            batch = Batch(moved(batch.x, moves, views), batch.y)
-        there = torch.arange(places, device=batch.x.device) < len(picked)
-        share = there.float() / expected
-        return Sampled(batch, share, _noise(start, noising, step, deviation))
+        return torch.nonzero(torch.rand(len(data), generator=rng) < rate).flatten()
 
-    return Training(Lazy(steps, make), mechanism)
+    def places(picked: Tensor) -> int:
+        return max(usual, _rounded(len(picked)))
+
+    def made(first: int, drawn: list[Tensor]) -> Sampled:
+        """The samples of some steps, along a first axis; all have as many places."""
+        count, wide = len(drawn), places(drawn[0])
+        batch = _taken(data, drawn, wide, model.shape)
+        device = batch.x.device
+        sizes = torch.tensor([[len(picked)] for picked in drawn]).to(device)
+        share = (torch.arange(wide, device=device) < sizes).float() / expected
+        noise = _noise(start, noising, range(first, first + count), deviation)
+        return Sampled(batch, share, noise)
+
+    def one(step: int) -> Sampled:
+        sample: Sampled = trees.map_tensors(lambda tensor: tensor[0], made(step, [rows(step)]))
+        if views == "none":
+            return sample
+        batch, rng = sample.examples, seeds.generator(sampling, step)
+        torch.rand(len(data), generator=rng)  # which examples take part was drawn before
+        moves = drawn_moves(rng, len(batch.y), *model.shape[1:])
+        moves = type(moves)(*(each.to(batch.x.device) for each in moves))
+        return sample._replace(examples=Batch(moved(batch.x, moves, views), batch.y))
+
+    def some(first: int, count: int) -> Sampled | None:
+        drawn = [rows(step) for step in range(first, first + count)]
+        alike = len({places(picked) for picked in drawn}) == 1
+        return made(first, drawn) if alike else None
+
+    return Training(Lazy(steps, one, some if views == "none" else None), mechanism)
 
 
-def _taken(data: Data, picked: Tensor, places: int, shape: tuple[int, ...]) -> Batch:
-    """The examples that were picked, and any in the places that are left."""
+def _taken(data: Data, drawn: list[Tensor], places: int, shape: tuple[int, ...]) -> Batch:
+    """[step, place], the examples that were picked, and any in the places that are left."""
+    rows = torch.zeros(len(drawn), places, dtype=torch.long)
     if not len(data):
-        return Batch(torch.zeros(places, *shape), torch.zeros(places, dtype=torch.long))
-    rows = torch.zeros(places, dtype=torch.long)
-    rows[: len(picked)] = picked
+        return Batch(torch.zeros(*rows.shape, *shape), rows)
+    for row, picked in zip(rows, drawn, strict=True):
+        row[: len(picked)] = picked
     return data.take(rows.to(data.device))
 
 
-def _noise(like: Weights, seed: int, step: int, deviation: float) -> Weights:
-    """Normal numbers in the shape of what is trained, drawn where it lies: there are many."""
+def _noise(like: Weights, seed: int, steps: range, deviation: float) -> Weights:
+    """Normal numbers in the shape of what is trained, of each step, drawn where it lies."""
     moving = moved_part(like)
     device = next(iter(moving.values())).device
-    rng = seeds.generator(seed, step, device=device)
     sizes = [tensor.numel() for tensor in moving.values()]
-    flat = deviation * torch.randn(sum(sizes), generator=rng, device=device)
-    parts = zip(moving.items(), torch.split_with_sizes(flat, sizes), strict=True)
-    return {name: part.view(tensor.shape) for (name, tensor), part in parts}
+    flat = torch.empty(len(steps), sum(sizes), device=device)
+    for row, step in zip(flat, steps, strict=True):
+        row.normal_(generator=seeds.generator(seed, step, device=device))
+    parts = torch.split_with_sizes(flat.mul_(deviation), sizes, dim=1)
+    return {
+        name: part.reshape(len(steps), *tensor.shape)
+        for (name, tensor), part in zip(moving.items(), parts, strict=True)
+    }
 
 
 def _rounded(number: float) -> int:

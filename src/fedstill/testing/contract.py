@@ -31,6 +31,7 @@ from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.testing import worlds
+from fedstill.testing.budgets import expect_as_planned
 from fedstill.testing.closely import (
     Backwards,
     Differs,
@@ -420,6 +421,11 @@ def privacy(case: Case) -> None:
         raise Differs("sends_examples is True, but no message holds a training example")
 
 
+def budget(case: Case) -> None:
+    """With `[privacy]` clients spend what was planned, row by row; or a step is refused by name."""
+    expect_as_planned(case.method, case.world, rounds=2)
+
+
 def learning(case: Case) -> None:
     """After ten rounds the mean accuracy is well above chance."""
     _, log = case.played(10)
@@ -445,6 +451,7 @@ CHECKS: dict[str, Check] = {
     "walls": walls,
     "purity": purity,
     "privacy": privacy,
+    "budget": budget,
     "learning": learning,
 }
 

@@ -10,8 +10,10 @@ elsewhere in memory may round differently.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -178,6 +180,18 @@ def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         copy_each(mine, theirs)
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Inside, no garbage is looked for: freed recordings would spoil the one that is made."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class CudaGraphs:
     """Records steps as CUDA graphs that share their memory, since one is replayed at a time."""
 
@@ -198,7 +212,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(self.stream), _nothing_collected():
                 graph.capture_begin(pool=self.memory)
                 try:
                     step()
