@@ -8,17 +8,20 @@ Each trial plays an unbroken run in one process first and compares; times are th
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from demo_sites import Consortium, compared, rows, run, write_data
 
 SECONDS = 1800.0
+ROUNDS = 60  # among peers: enough for those who return to come in time
 Process = subprocess.Popen[bytes]
 
 
@@ -48,18 +51,32 @@ def led(folder: Path, method: str, rounds: int, *options: str) -> tuple[Consorti
 
 
 def killed_site(folder: Path) -> str:
-    """A site killed after its first and its second act, each time back: as if unbroken."""
-    consortium, alone = led(folder, "scaffold", 3, "--gone", "1500")
+    """A site killed after each of its first acts, each time back: as if unbroken.
+
+    FedLGD has a client's steps before the first round and in rounds, so one is killed in each.
+    """
+    consortium, alone = led(folder, "fedlgd", 2, "--gone", "1500")
     everybody = {name: consortium.start(name) for name in consortium.data}
     everybody["coordinator"] = consortium.coordinator()
     victim = next(iter(consortium.data))
-    for times in (1, 2):
-        wait_for(consortium.log(victim), "update:", times)
-        everybody[victim].kill()
-        everybody[victim].wait()
-        everybody[victim] = consortium.start(victim)
+    kills = 0
+    for times in range(1, 5):
+        wait_for(consortium.log(victim), "bytes in", 2 * times)  # hello, then acts
+        if everybody[victim].poll() is None:
+            everybody[victim].kill()
+            everybody[victim].wait()
+            everybody[victim] = consortium.start(victim)
+            kills += 1
     ended(everybody, consortium)
-    return compared(consortium, alone)
+    return f"{kills} times killed and back: {equal(consortium, alone)}"
+
+
+def equal(consortium: Consortium, alone: Path) -> str:
+    """That all tables equal those of one process; else the trial has failed."""
+    said = compared(consortium, alone)
+    if "DIFFER" in said:
+        raise SystemExit(f"{said}: {consortium.folder}")
+    return said
 
 
 def lost_site(folder: Path) -> str:
@@ -73,6 +90,7 @@ def lost_site(folder: Path) -> str:
     ended(everybody, consortium)
     notes = rows(consortium.run_folder(), "notes.csv")
     absent = [note["round"] for note in notes if note["kind"] == "absent"]
+    check(absent[-1:] == ["3"], f"{victim} is absent to the end, not in {absent}")
     return f"absent in rounds {', '.join(absent)}; three rounds played"
 
 
@@ -87,45 +105,92 @@ def killed_coordinator(folder: Path) -> str:
     first.wait()
     everybody["coordinator"] = consortium.coordinator()
     ended(everybody, consortium)
-    return compared(consortium, alone)
+    return equal(consortium, alone)
 
 
 def peers(folder: Path, count: int, dead: int, back: int) -> str:
-    """Peers killed in round 2, some back later, one frozen for a while: the rest go on."""
+    """Peers killed after round 1, some back later, one frozen for longer than its lease.
+
+    The others go on; whoever is back is heard again, and who is dead is absent by name.
+    """
     data = write_data(folder / "data", 5, 30)
     files = list(data.values())
     data = {f"peer-{place}": files[place % len(files)] for place in range(count)}
-    options = ["--gone", "2", "--deadline", "120"]
-    consortium = Consortium(folder, data, "desa", rounds=6, peers=True, options=options)
+    options = ["--gone", "2", "--deadline", "300"]
+    consortium = Consortium(folder, data, "desa", rounds=ROUNDS, peers=True, options=options)
     everybody = {name: consortium.start(name) for name in data}
     names = list(data)
-    wait_for(consortium.log(names[-1]), "round 1/6")
+    watcher = names[-1]
+    wait_for(consortium.log(watcher), f"round 1/{ROUNDS}")
     for name in names[:dead]:
-        everybody[name].kill()
-        everybody[name].wait()
-    frozen = everybody[names[dead]]
-    frozen.send_signal(signal.SIGSTOP)
-    time.sleep(3)
-    frozen.send_signal(signal.SIGCONT)
-    for name in names[back:dead]:
-        del everybody[name]
+        everybody.pop(name).kill()
     for name in names[:back]:
         everybody[name] = consortium.start(name)
+        wait_for(consortium.log(name), "going on from the last checkpoint")
+    frozen = names[dead]
+    everybody[frozen].send_signal(signal.SIGSTOP)
+    wait_for(consortium.run_folder(watcher) / "notes.csv", f",absent,{frozen},")
+    everybody[frozen].send_signal(signal.SIGCONT)
     ended(everybody, consortium)
-    absences = [
-        (row["node"], row["round"])
-        for row in rows(consortium.run_folder(names[-1]), "notes.csv")
-        if row["kind"] == "absent"
-    ]
+    absences = absent_in(consortium.run_folder(watcher))
+    for_good = sorted(node for node, rounds in absences.items() if ROUNDS in rounds)
+    check(for_good == names[back:dead], f"absent in the last round: {for_good}")
+    check(set(absences) == {*names[:dead], frozen}, f"absent at all: {sorted(absences)}")
     finished = [n for n in data if (consortium.run_folder(n) / "summary.json").exists()]
-    for_good = sorted({node for node, round in absences if round == "6"})
-    return f"{len(finished)} of {count} ended all rounds; absent in the last: {', '.join(for_good)}"
+    check(len(finished) == count - dead + back, f"ended all rounds: {finished}")
+    told = "; ".join(f"{node} in {len(rounds)} rounds" for node, rounds in absences.items())
+    return f"{len(finished)} of {count} ended all {ROUNDS} rounds; absent: {told}"
+
+
+def absent_in(folder: Path) -> dict[str, list[int]]:
+    """In which rounds each was absent for the peer or coordinator of a run folder."""
+    found: dict[str, list[int]] = {}
+    for row in rows(folder, "notes.csv"):
+        if row["kind"] == "absent":
+            found.setdefault(row["node"], []).append(int(row["round"]))
+    return found
+
+
+def full_disk(folder: Path) -> str:
+    """A site that may not write, and then may again: it refuses, and goes on; nothing is lost."""
+    consortium, alone = led(folder, "scaffold", 3, "--least", "3")
+    victim, *others = consortium.data
+    everybody = {name: consortium.start(name) for name in others}
+    with smallest_files():
+        everybody[victim] = consortium.start(victim)
+    stopped = consortium.coordinator()
+    check(stopped.wait(SECONDS) != 0, "the run goes on without a site's memory")
+    log = consortium.log("coordinator").read_text()
+    check("cannot write to its folder: File too large" in log, log)
+    everybody[victim].kill()
+    everybody[victim].wait()
+    everybody |= {victim: consortium.start(victim), "coordinator": consortium.coordinator()}
+    ended(everybody, consortium)
+    return f"refused, and with room again {equal(consortium, alone)}"
+
+
+@contextmanager
+def smallest_files() -> Iterator[None]:
+    """Processes that are begun meanwhile can write no file of more than 4 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def check(fits: bool, text: str) -> None:
+    """A trial that did not come out as it must ends here."""
+    if not fits:
+        raise SystemExit(text)
 
 
 TRIALS: dict[str, Callable[[Path], str]] = {
     "site": killed_site,
     "lost": lost_site,
     "coordinator": killed_coordinator,
+    "disk": full_disk,
     "peers": lambda folder: peers(folder, 5, 2, 1),
     "ten": lambda folder: peers(folder, 10, 3, 2),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Never
@@ -310,18 +311,16 @@ def test_the_last_answer_is_given_again_after_a_restart(tmp_path: Path) -> None:
     assert "c0" not in engine.states  # nothing was played again
 
 
-def test_a_full_disk_is_a_refusal_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_refusal_that_says_so(tmp_path: Path) -> None:
     engine = at_sites.engine_at(Diarist(), worlds.pictures(), "c0")
     full = Site(engine, replace(STANDING, node="c0"), folder=tmp_path)
-
-    def no_room(*arguments: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fedstill.engines.ranks.shelf.write_whole", no_room)
-    assert "cannot write to its folder: No space left on device" in refusal(full, act(step="tell"))
-    monkeypatch.undo()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))  # a memory has 256 bytes
+        said = refusal(full, act(step="tell"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot write to its folder: File too large" in said
     answer = words.read(full.answer(words.written(act(step="tell"))))
     assert isinstance(answer, Acted)  # with room again it goes on from where it was
 

@@ -349,7 +349,10 @@ class ZenohMesh:
             reply(query, data)
 
     def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
-        """What a peer says under a name; None when it has not come in so many seconds."""
+        """What a peer says under a name; None when it has not come in so many seconds.
+
+        One who is not connected is asked once.
+        """
         place = f"for/{self.me}/{name}" if "/" in name else f"all/{name}"
         key, until = f"{root(self.run)}/{peer}/{place}", time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
@@ -363,6 +366,8 @@ class ZenohMesh:
                 if found.ok is not None and str(found.ok.key_expr) == key:
                     return found.ok.payload.to_bytes()
             time.sleep(min(0.1, seconds))  # a question to nobody comes back at once
+            if peer not in self.present:
+                return None
         return None
 
     def forget(self, before: int) -> None:
