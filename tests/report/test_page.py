@@ -98,6 +98,18 @@ def test_a_folder_without_runs_is_refused_and_a_broken_run_is_named(tmp_path: Pa
     assert "broken/metrics.csv has the columns" in found["remarks"][0]
 
 
+def test_methods_stand_in_the_order_of_the_recipe(tmp_path: Path) -> None:
+    for name in ("beta", "alpha", "gamma"):
+        handmade.run_folder(tmp_path / name, method=name)
+    assert names(tmp_path) == ["alpha", "beta", "gamma"]
+    (tmp_path / "grid.toml").write_text('[grid]\ncells = ["gamma", "alpha", "beta"]\n')
+    assert names(tmp_path) == ["gamma", "alpha", "beta"]
+
+
+def names(folder: Path) -> list[str]:
+    return [each["name"] for each in content(found_in([folder]))["methods"]]
+
+
 def test_images_of_another_form_are_refused_and_left_out(tmp_path: Path) -> None:
     run = handmade.run_folder(tmp_path / "run")
     handmade.images(run, rounds=(2, 4))

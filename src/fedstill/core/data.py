@@ -373,6 +373,25 @@ class Data:
         sizes = sizes[:steps]
         return Plan(self, torch.cat([none, *orders])[: sum(sizes)], sizes)
 
+    def balanced_batches(
+        self, size: int, rng: Generator, *, epochs: int = 1, steps: int | None = None
+    ) -> Plan:
+        """As many batches as `batches` has, of the same sizes; every class is drawn alike.
+
+        Examples are drawn with replacement: first a class that there is, then one of its examples.
+        """
+        sizes = self.batches(size, rng, epochs=epochs, steps=steps).sizes
+        labels = self.labels.cpu()
+        held, counts = torch.unique(labels, return_counts=True)
+        by_class = torch.argsort(labels, stable=True)
+        first = counts.cumsum(0) - counts
+        total = sum(sizes)
+        if not total:
+            return Plan(self, torch.zeros(0, dtype=torch.long), sizes)
+        drawn = torch.randint(len(held), (total,), generator=rng)
+        share = torch.rand(total, generator=rng, dtype=torch.float64)
+        return Plan(self, by_class[first[drawn] + (share * counts[drawn]).long()], sizes)
+
     @property
     def normalisation(self) -> Pool | None:
         """A pool without examples that normalises as the first one does; None without examples."""

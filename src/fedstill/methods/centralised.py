@@ -5,13 +5,12 @@ No federated method: it shows what pooling the data would give, and says that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Never
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
@@ -31,9 +30,12 @@ from fedstill.core import (
     at_clients,
     at_server,
     minimize,
+    trees,
 )
 from fedstill.core.content import LARGEST_INPUT, Axes, Labels, presence
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+from fedstill.parts.class_balance import ClassWeights, Sampling, unfit_weights, weights_of
+from fedstill.parts.losses import task_loss
 
 
 class Examples(Message):
@@ -63,6 +65,11 @@ class Centralised(Method):
     batch_size: Count = 32
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
+    class_weights: ClassWeights = "none"  # in the loss: balanced, or one for each class
+    sampling: Sampling = "shuffled"  # of examples: each once an epoch, or classes alike
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return unfit_weights(self.class_weights, server)
 
     @property
     def sends_examples(self) -> bool:
@@ -100,11 +107,14 @@ class Centralised(Method):
         union = Data()
         for sent in server.state.pools:
             union += Pool(sent.stored, sent.labels, sent.mean, sent.std).all()
-        batches = union.batches(self.batch_size, server.rng("order"), epochs=self.epochs)
+        draw = union.balanced_batches if self.sampling == "balanced" else union.batches
+        batches = draw(self.batch_size, server.rng("order"), epochs=self.epochs)
+        weighing = weights_of(self.class_weights, union, server.model.classes)
         optimizer = SGD(self.lr, self.momentum, self.weight_decay)
         weights = await minimize(
-            self.objective, server.model, server.state.weights, batches, optimizer
-        )
+            self.objective, server.model, server.state.weights, batches, optimizer,
+            **trees.to(weighing, server.device),
+        )  # fmt: skip
         server.state = server.state.replace(weights=weights)
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
@@ -121,9 +131,11 @@ class Centralised(Method):
         fine = bool((message.std > 0).all())
         return None if fine else "sent std with values that are not above 0"
 
-    def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+    def objective(
+        self, model: Model, weights: Weights, batch: Batch, class_weights: Tensor | None = None
+    ) -> Tensor:
         """The loss on the union."""
-        return cross_entropy(model(weights, batch.x), batch.y)
+        return task_loss(model(weights, batch.x), batch.y, class_weights)
 
 
 def stretches(tensor: Tensor, shape: tuple[int, ...]) -> bool:

@@ -92,7 +92,7 @@ class DynaFed(FedAvg):
     augmentation: str = augment.DEFAULT
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
-        return without_second_derivative(server)
+        return [*super().unfit(server, models), *without_second_derivative(server)]
 
     def faults(self) -> Sequence[str]:
         found = [*super().faults(), *strategy_faults("augmentation", self.augmentation)]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
@@ -30,13 +29,22 @@ from fedstill.core import (
     at_clients,
     at_server,
     minimize,
+    trees,
 )
 from fedstill.core.content import Amount
 from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
-from fedstill.parts.learning import Training, private_training
+from fedstill.parts.class_balance import (
+    UNSAFE,
+    ClassWeights,
+    Sampling,
+    unfit_weights,
+    weights_of,
+)
+from fedstill.parts.learning import Training, planned, private_training
+from fedstill.parts.losses import task_loss
 from fedstill.parts.robust import Aggregation, Rule
 from fedstill.parts.views import Views, unfit_views, viewed
 
@@ -79,6 +87,8 @@ class FedAvg(Method):
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     weighting: Literal["examples", "uniform"] = "examples"
+    class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
+    sampling: Sampling = "shuffled"  # of local examples: each once an epoch, or classes alike
     views: Views = "none"  # of images in local training
     score_own: bool = False  # clients keep what they trained, scored on their own test sets
     aggregation: Rule = "mean"  # another is for coordinators that cannot trust every client
@@ -100,7 +110,7 @@ class FedAvg(Method):
         ]  # fmt: skip
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
-        return unfit_views(self.views, server)
+        return [*unfit_views(self.views, server), *unfit_weights(self.class_weights, server)]
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.aggregate]
@@ -132,7 +142,7 @@ class FedAvg(Method):
         batches, mechanism = self.training(client, client.model, start)
         weights = await minimize(
             self.objective, client.model, start, batches, self.optimizer, mechanism=mechanism,
-            start=start,
+            start=start, **self.weighing(client),
         )  # fmt: skip
         return weights, len(batches)
 
@@ -140,6 +150,8 @@ class FedAvg(Method):
         """The batches of a client's round, private samples where its examples are private."""
         if not client.private:
             return Training(self.batches(client), None)
+        if self.sampling == "balanced":
+            raise BadValue(UNSAFE)
         return private_training(
             client, model, start, self.batch_size, epochs=self.epochs, steps=self.round_steps,
             views=self.views,
@@ -151,9 +163,14 @@ class FedAvg(Method):
 
     def plan(self, client: Node[Any]) -> Plan:
         """Which examples are in the batches of a client's round."""
-        return client.records.batches(
-            self.batch_size, client.rng("order"), epochs=self.epochs, steps=self.round_steps
+        return planned(
+            client, self.batch_size, self.sampling, epochs=self.epochs, steps=self.round_steps
         )
+
+    def weighing(self, client: Node[Any]) -> dict[str, Any]:
+        """What the local loss is given besides: the weights of classes, where there are any."""
+        found = weights_of(self.class_weights, client.data, client.model.classes)
+        return trees.to(found, client.device)
 
     def told_uses(self, client: Node[Any]) -> Tensor:
         """[class], how many examples of each class a round uses, as others may know it."""
@@ -164,9 +181,16 @@ class FedAvg(Method):
             )
         return client.data.counts(client.model.classes) * self.epochs
 
-    def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
+    def objective(
+        self,
+        model: Model,
+        weights: Weights,
+        batch: Batch,
+        start: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:
         """The local loss."""
-        return cross_entropy(model(weights, batch.x), batch.y)
+        return task_loss(model(weights, batch.x), batch.y, class_weights)
 
     @property
     def optimizer(self) -> Optimizer:

@@ -47,7 +47,7 @@ from fedstill.parts.guidance import (
 from fedstill.parts.heads import projected
 from fedstill.parts.label_distribution import miscounted
 from fedstill.parts.learning import Training
-from fedstill.parts.losses import divergence, diversity
+from fedstill.parts.losses import divergence, diversity, task_loss
 
 
 class Global(fedavg.Global):
@@ -127,12 +127,12 @@ class FedGen(FedAvg):
             batches, mechanism = self.draws(client, real)
             weights = await minimize(
                 self.guided, model, start, batches, self.optimizer, mechanism=mechanism,
-                generator=generator,
+                generator=generator, **self.weighing(client),
             )  # fmt: skip
         else:
             weights = await minimize(
                 self.objective, model, start, real.batches, self.optimizer,
-                mechanism=real.mechanism, start=start,
+                mechanism=real.mechanism, start=start, **self.weighing(client),
             )  # fmt: skip
         counts = client.data.counts(client.model.classes).to(client.device)
         return Up(weights, len(client.data), counts)
@@ -161,7 +161,10 @@ class FedGen(FedAvg):
         loss = heads_loss(features, batch.labels, heads, share)
         return loss + self.diversity_weight * diversity(batch.noise, features)
 
-    def guided(self, model: Model, weights: Weights, batch: Guided, generator: Weights) -> Tensor:
+    def guided(
+        self, model: Model, weights: Weights, batch: Guided, generator: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Cross-entropy; generated features are to be told apart, and to agree with real ones."""
         x, y = batch.real
         maker = self.generator(model)
@@ -173,7 +176,7 @@ class FedGen(FedAvg):
         # A mean over rows and classes, as in the released code: 1/classes of the usual divergence.
         apart = divergence(logits, aim) / logits.shape[1]
         terms = self.alpha * told + self.beta * apart
-        return cross_entropy(logits, y) + batch.strength * terms
+        return task_loss(logits, y, class_weights) + batch.strength * terms
 
     def draws(self, client: Node[None], real: Training) -> Training:
         """Each batch of real examples with the noise and the labels of this step."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Never
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     Adam,
@@ -34,7 +33,7 @@ from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import NonNegative, Whole
 from fedstill.methods.local import Local, Own
 from fedstill.parts.class_tables import ClassTable, Logits, class_averages
-from fedstill.parts.losses import class_square_error
+from fedstill.parts.losses import class_square_error, task_loss
 from fedstill.parts.robust import Aggregation, Rule
 
 
@@ -100,7 +99,7 @@ class FedHe(Local):
         batches, mechanism = self.training(client, model, client.state.weights)
         weights = await minimize(
             self.distilled, model, client.state.weights, batches, self.optimizer,
-            mechanism=mechanism, table=table,
+            mechanism=mechanism, table=table, **self.weighing(client),
         )  # fmt: skip
         client.state = Own(weights)
         # The public code collects logits while the weights still move; as for prototypes, ours are
@@ -122,12 +121,15 @@ class FedHe(Local):
     def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
         return {**super().axes(node, sender), "entry": node.model.classes}
 
-    def distilled(self, model: Model, weights: Weights, batch: Batch, table: ClassTable) -> Tensor:
+    def distilled(
+        self, model: Model, weights: Weights, batch: Batch, table: ClassTable,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The local loss, and once every class has a value α times the mean squared distance."""
         logits = model(weights, batch.x)
         begun = table.known.all().expand(len(table.known))
         apart = class_square_error(logits, batch.y, table.rows, begun)
-        return cross_entropy(logits, batch.y) + self.alpha * apart
+        return task_loss(logits, batch.y, class_weights) + self.alpha * apart
 
     @property
     def optimizer(self) -> Optimizer:

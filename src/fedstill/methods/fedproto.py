@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     Batch,
@@ -36,7 +35,7 @@ from fedstill.methods import local
 from fedstill.methods.local import Local
 from fedstill.parts import heads
 from fedstill.parts.class_tables import ClassTable, Features, class_averages
-from fedstill.parts.losses import class_square_error
+from fedstill.parts.losses import class_square_error, task_loss
 from fedstill.parts.robust import Aggregation, Rule
 
 
@@ -116,7 +115,7 @@ class FedProto(Local):
         batches, mechanism = self.training(client, model, client.state.weights)
         weights = await minimize(
             self.pulled, model, client.state.weights, batches, self.optimizer,
-            mechanism=mechanism, table=table,
+            mechanism=mechanism, table=table, **self.weighing(client),
         )  # fmt: skip
         client.state = client.state.replace(weights=weights)
         # The public code takes means while the weights still move; the paper's are of the end.
@@ -150,11 +149,14 @@ class FedProto(Local):
             return why
         return presence(message, counts=self.weighting == "examples")
 
-    def pulled(self, model: Model, weights: Weights, batch: Batch, table: ClassTable) -> Tensor:
+    def pulled(
+        self, model: Model, weights: Weights, batch: Batch, table: ClassTable,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The local loss and λ times the mean squared distance to the prototypes."""
         features, logits = model.both(weights, batch.x)
         apart = class_square_error(features, batch.y, table.rows, table.known)
-        return cross_entropy(logits, batch.y) + self.pull * apart
+        return task_loss(logits, batch.y, class_weights) + self.pull * apart
 
     def network(self, node: Node[Any]) -> Model:
         """The node's own network, with features as wide as everybody's."""

@@ -21,7 +21,14 @@ class FedProx(FedAvg):
 
     mu: NonNegative = 0.01  # weight of the term that holds clients near the global weights
 
-    def objective(self, model: Model, weights: Weights, batch: Batch, start: Weights) -> Tensor:
-        task = super().objective(model, weights, batch, start)
+    def objective(
+        self,
+        model: Model,
+        weights: Weights,
+        batch: Batch,
+        start: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:
+        task = super().objective(model, weights, batch, start, class_weights)
         moved = algebra.sub(algebra.parameters(weights), algebra.parameters(start))
         return task + self.mu / 2 * algebra.square(moved)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SERVER,
@@ -36,6 +35,7 @@ from fedstill.core.ranges import Whole
 from fedstill.methods import fedavg
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts import statistics, submodels
+from fedstill.parts.losses import task_loss
 from fedstill.parts.submodels import CLASSES, Scalable, SubModel
 
 
@@ -173,7 +173,7 @@ class HeteroFL(FedAvg):
         batches, mechanism = self.training(client, model, start)
         weights = await minimize(
             self.objective, model, start, batches, self.optimizer, mechanism=mechanism,
-            start=start, held=mask,
+            start=start, held=mask, **self.weighing(client),
         )  # fmt: skip
         return weights, len(batches)
 
@@ -183,11 +183,12 @@ class HeteroFL(FedAvg):
         weights: Weights,
         batch: Batch,
         start: Weights,
+        class_weights: Tensor | None = None,
         held: Tensor | None = None,
     ) -> Tensor:
         """The local loss; the logits of classes that the client lacks are zero."""
         logits = model(weights, batch.x)
-        return cross_entropy(logits if held is None else logits * held, batch.y)
+        return task_loss(logits if held is None else logits * held, batch.y, class_weights)
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         model = node.model if node.id == SERVER else self.narrowed(node, node.id)

@@ -5,12 +5,11 @@ The same training as FedAvg's local part, without any message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Never
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
@@ -19,16 +18,20 @@ from fedstill.core import (
     Method,
     Model,
     Node,
+    NodeId,
     Place,
     State,
     Step,
     Weights,
     at_clients,
     minimize,
+    trees,
 )
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
+from fedstill.parts.class_balance import ClassWeights, Sampling, unfit_weights, weights_of
 from fedstill.parts.learning import Training, training
+from fedstill.parts.losses import task_loss
 
 
 class Own(State):
@@ -49,6 +52,11 @@ class Local(Method):
     batch_size: Count = 32
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
+    class_weights: ClassWeights = "none"  # in the loss: balanced, or one for each class
+    sampling: Sampling = "shuffled"  # of examples: each once an epoch, or classes alike
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return unfit_weights(self.class_weights, server)
 
     def each_round(self) -> Sequence[Step]:
         return [self.learn]
@@ -62,17 +70,27 @@ class Local(Method):
         start = client.state.weights
         batches, mechanism = self.training(client, client.model, start)
         weights = await minimize(
-            self.objective, client.model, start, batches, self.optimizer, mechanism=mechanism
-        )
+            self.objective, client.model, start, batches, self.optimizer, mechanism=mechanism,
+            **self.weighing(client),
+        )  # fmt: skip
         client.state = Own(weights)
 
     def training(self, client: Node[Any], model: Model, start: Weights) -> Training:
         """The batches of a client's round, private samples where its examples are private."""
-        return training(client, model, start, self.batch_size, epochs=self.epochs)
+        return training(
+            client, model, start, self.batch_size, epochs=self.epochs, sampling=self.sampling
+        )
 
-    def objective(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+    def weighing(self, client: Node[Any]) -> dict[str, Any]:
+        """What the loss is given besides: the weights of classes, where there are any."""
+        found = weights_of(self.class_weights, client.data, client.model.classes)
+        return trees.to(found, client.device)
+
+    def objective(
+        self, model: Model, weights: Weights, batch: Batch, class_weights: Tensor | None = None
+    ) -> Tensor:
         """The local loss."""
-        return cross_entropy(model(weights, batch.x), batch.y)
+        return task_loss(model(weights, batch.x), batch.y, class_weights)
 
     @property
     def optimizer(self) -> Optimizer:

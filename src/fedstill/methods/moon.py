@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import Batch, Inbox, Model, Node, NodeId, State, Weights, at_clients, minimize
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts import heads
-from fedstill.parts.losses import model_contrast
+from fedstill.parts.losses import model_contrast, task_loss
 
 
 class Own(State):
@@ -56,21 +55,22 @@ class Moon(FedAvg):
         batches, mechanism = self.training(client, model, start)
         weights = await minimize(
             self.contrasted, model, start, batches, self.optimizer, mechanism=mechanism,
-            start=start, previous=client.state.previous,
+            start=start, previous=client.state.previous, **self.weighing(client),
         )  # fmt: skip
         client.state = Own(weights)
         return Up(weights, len(client.data))
 
     def contrasted(
-        self, model: Model, weights: Weights, batch: Batch, start: Weights, previous: Weights
-    ) -> Tensor:
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, previous: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The local loss and mu times the contrast of projected features."""
         own, logits = model.both(weights, batch.x)
         with torch.no_grad():
             near = model.evaluating.features(start, batch.x)
             far = model.evaluating.features(previous, batch.x)
         contrast = model_contrast(own, near, far, temperature=self.temperature)
-        return cross_entropy(logits, batch.y) + self.mu * contrast
+        return task_loss(logits, batch.y, class_weights) + self.mu * contrast
 
     def network(self, node: Node[Any]) -> Model:
         """The node's network with the projection between features and classifier."""

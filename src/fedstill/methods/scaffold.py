@@ -105,12 +105,13 @@ class Scaffold(FedAvg):
         if self.correction == "gradient":
             weights = await minimize(
                 self.corrected, client.model, start, batches, self.optimizer,
-                mechanism=mechanism, start=start, drift=drift,
+                mechanism=mechanism, start=start, drift=drift, **self.weighing(client),
             )  # fmt: skip
         else:
             weights = await minimize(
                 self.uncorrected, client.model, start, batches, self.optimizer,
                 project=self.moved_back, mechanism=mechanism, start=start, drift=drift,
+                **self.weighing(client),
             )  # fmt: skip
         change = controls.change(common, start, weights, len(batches), self.lr)
         client.state = Own(algebra.add(own, change))
@@ -137,18 +138,22 @@ class Scaffold(FedAvg):
         return trainable(wanted) if field == "control" else wanted
 
     def corrected(
-        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights
-    ) -> Tensor:
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The local loss plus (c - c_i) · w, whose gradient is the correction."""
-        task = self.objective(model, weights, batch, start)
+        task = self.objective(model, weights, batch, start, class_weights)
         return task + controls.correction(drift, weights)
 
     def uncorrected(
-        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights
-    ) -> Tensor:
+        self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The local loss alone."""
-        return self.objective(model, weights, batch, start)
+        return self.objective(model, weights, batch, start, class_weights)
 
-    def moved_back(self, weights: Weights, start: Weights, drift: Weights) -> Weights:
+    def moved_back(
+        self, weights: Weights, start: Weights, drift: Weights, class_weights: Tensor | None = None
+    ) -> Weights:
         """w - lr · (c - c_i) after a step of the optimiser, whose momentum knows nothing of it."""
         return {**weights, **{n: weights[n] - self.lr * way for n, way in drift.items()}}

@@ -34,7 +34,7 @@ from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.methods.fedavg import Down, FedAvg, Global, Up
 from fedstill.parts.generators import UNTRAINED, Untrained, unfit_images, untrained_set
 from fedstill.parts.learning import Training
-from fedstill.parts.losses import supervised_contrastive
+from fedstill.parts.losses import supervised_contrastive, task_loss
 
 
 class Own(State):
@@ -132,25 +132,28 @@ class VHL(FedAvg):
         if self.alpha or self.weight:
             batches, mechanism = self.mixed(client, real)
             weights = await minimize(
-                self.aligned, model, start, batches, self.optimizer, mechanism=mechanism
-            )
+                self.aligned, model, start, batches, self.optimizer, mechanism=mechanism,
+                **self.weighing(client),
+            )  # fmt: skip
         else:
             weights = await minimize(
                 self.objective, model, start, real.batches, self.optimizer,
-                mechanism=real.mechanism, start=start,
+                mechanism=real.mechanism, start=start, **self.weighing(client),
             )  # fmt: skip
         return Up(weights, len(client.data))
 
     def predict(self, node: Node[Any], x: Tensor) -> Tensor:
         return self.network(node.model)(node.state.weights, x)[:, : node.model.classes]
 
-    def aligned(self, model: Model, weights: Weights, batch: Mixed) -> Tensor:
+    def aligned(
+        self, model: Model, weights: Weights, batch: Mixed, class_weights: Tensor | None = None
+    ) -> Tensor:
         """The local loss; real features move towards the virtual ones, which stand still."""
         (x, y), (images, classes) = batch.real, batch.virtual
         features, logits = model.both(weights, torch.cat([x, images]))
         own, virtual = features[: len(y)], features[len(y) :]
         shift = model.classes // 2 if self.labels == "extra" else 0
-        loss = cross_entropy(logits[: len(y)], y)
+        loss = task_loss(logits[: len(y)], y, class_weights)
         loss = loss + self.alpha * cross_entropy(logits[len(y) :], classes + shift)
         if not self.weight:
             return loss

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, seeds, trees
+from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import moved_part
 from fedstill.core.release import ClippedGradient, Sampled, Use
+from fedstill.parts.class_balance import UNSAFE, Sampling
 from fedstill.parts.views import Views, drawn_moves, moved, viewed
 
 SGD_USE = "DP-SGD"
@@ -63,12 +65,23 @@ def training(
     epochs: int = 1,
     steps: int | None = None,
     views: Views = "none",
+    sampling: Sampling = "shuffled",
 ) -> Training:
     """Batches of so many of the node's examples, for some epochs or steps."""
     if not node.private:
-        plan = node.records.batches(size, node.rng("order"), epochs=epochs, steps=steps)
+        plan = planned(node, size, sampling, epochs=epochs, steps=steps)
         return Training(viewed(plan, views, node), None)
+    if sampling == "balanced":
+        raise BadValue(UNSAFE)
     return private_training(node, model, start, size, epochs=epochs, steps=steps, views=views)
+
+
+def planned(
+    node: Node[Any], size: int, sampling: Sampling, *, epochs: int = 1, steps: int | None = None
+) -> Plan:
+    """Which of a node's examples are in the batches of some epochs or steps."""
+    draw = node.records.balanced_batches if sampling == "balanced" else node.records.batches
+    return draw(size, node.rng("order"), epochs=epochs, steps=steps)
 
 
 def private_training(

@@ -52,6 +52,14 @@ def mmd(left: Tensor, right: Tensor, *, kernels: int = 5) -> Tensor:
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
 
 
+def task_loss(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """The mean over rows of the cross-entropy, each times the weight of its class, if any."""
+    if class_weights is None:
+        return F.cross_entropy(logits, labels)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return (class_weights[labels] * losses).mean()  # [row] -> scalar
+
+
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-mean over rows and classes of target · log softmax(logits), as DynaFed's code has it."""
     return -(targets * F.log_softmax(logits, 1)).mean()

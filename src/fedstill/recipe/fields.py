@@ -51,7 +51,10 @@ def as_hinted(value: Any, hint: Any) -> Any:
         return as_hinted(value, get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         options = [option for option in get_args(hint) if option is not NoneType]
-        return as_hinted(value, options[0]) if len(options) == 1 else value
+        listed = any((get_origin(option) or option) is tuple for option in options)
+        if len(options) == 1 or (isinstance(value, list) and listed):
+            return as_hinted(value, options[0] if len(options) == 1 else tuple)
+        return value
     if isinstance(value, list) and (get_origin(hint) or hint) is tuple:
         return tuple(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -15,7 +15,7 @@ from typing import Any
 from fedstill.core.errors import RunFolderError
 from fedstill.core.node import SERVER
 from fedstill.logbook.events import Number
-from fedstill.logbook.reader import DESCRIPTIONS, Run, read_run
+from fedstill.logbook.reader import DESCRIPTIONS, Run, read_run, runs_below
 from fedstill.logbook.rows import CLOCK, EVALUATION, amount, evaluated, known, mean
 from fedstill.logbook.summary import summarise
 from fedstill.report.groups import Group, Reported, Statistic, gather, group_of
@@ -38,13 +38,12 @@ class Found:
 
 
 def found_in(folders: Sequence[Path]) -> Found:
-    """Every run in or below some folders, finished or not."""
+    """Every run in or below some folders, finished or not; cells of grids in their order."""
     runs, missing = [], []
     for folder in folders:
         if not folder.exists():
             raise RunFolderError(f"there is no folder {folder}")
-        places = {path.parent for name in DESCRIPTIONS for path in folder.rglob(name)}
-        for place in sorted(places):
+        for place in runs_below(folder):
             try:
                 runs.append(read_run(place, unfinished=True))
             except RunFolderError as error:  # it has not begun, or was written by others
