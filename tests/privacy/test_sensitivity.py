@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy
 
 from fedstill.core import Batch
+from fedstill.core.convolutions import by_example
 from fedstill.core.release import ClippedGradient, Sampled, class_sums, clipped
 from fedstill.engines.engine import autograd_gradient
 
@@ -101,6 +102,38 @@ def test_one_example_moves_a_private_gradient_by_at_most_the_clip(
     moved = step(x, y, torch.ones(6), clip) - step(x, y, out, clip)
     assert torch.isfinite(moved).all()
     assert moved.norm() <= clip * (1 + 1e-5)  # in the weights' single precision
+
+
+def convolved(batch: Batch) -> Any:
+    def scored(value: Any) -> tuple[Tensor, Any]:
+        maps = conv2d(batch.x.view(-1, 1, 2, 2), value["a"], value["b"], padding=1)
+        return cross_entropy(maps.relu().flatten(1)[:, :3], batch.y), {}
+
+    return scored
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(seeds, st.floats(1e-3, 10), st.lists(numbers, min_size=4, max_size=4))
+def test_one_image_moves_the_gradient_of_a_convolution_by_at_most_the_clip(
+    seed: int, clip: float, odd: list[float]
+) -> None:
+    x, y = rows(seed, 6, 4, 1.0), torch.arange(6) % 3
+    x[seed % 5] = torch.tensor(odd)
+    value = {"a": rows(1, 2, 9, 1.0).view(2, 1, 3, 3), "b": torch.zeros(2)}
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in value.items()}
+    out = torch.ones(6)
+    out[seed % 6] = 0
+    found = []
+    with by_example():  # as on a GPU: products of matrices
+        for share in (torch.ones(6), out):
+            sampled = Sampled(Batch(x, y), share, nothing)
+            grad, _, _ = ClippedGradient(clip, 4).gradient(
+                convolved, value, sampled, autograd_gradient
+            )
+            found.append(torch.cat([grad["a"].flatten(), grad["b"]]).double())
+    moved = found[0] - found[1]
+    assert torch.isfinite(moved).all()
+    assert moved.norm() <= clip * (1 + 1e-5)
 
 
 def test_an_empty_place_and_a_missing_example_are_the_same_for_a_private_gradient() -> None:
