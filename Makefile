@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e
 
-.PHONY: demo demo-sites test check bench-env clean
+.PHONY: demo demo-sites test test-gpu check bench-env clean
 
 $(VENV)/.for-demo: pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ check: $(VENV)/.for-test
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# With a torch for CUDA, which the environment of the other targets has not: PYTHON's own.
+test-gpu:
+	$(PYTHON) tests/on_gpu.py
 
 # Other systems to measure beside, each in an environment of its own; none is a dependency.
 bench-env: .bench/flower/.done .bench/pfl/.done

@@ -18,7 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedstill.commands import bench
-from fedstill.commands.bench import Case, Sizes
+from fedstill.commands.bench import Case
+from fedstill.commands.bench_work import CLASSES, SHAPE, Sizes, repetition
 from fedstill.engines.execution import engine_of
 from fedstill.federation.experiment import Experiment
 
@@ -70,19 +71,17 @@ def profiled(name: str, case: Case, device: torch.device) -> dict[str, Any]:
     sizes = benchmark.sizes(small)
     case = replace(case, clients=min(case.clients, sizes.clients), record=not small)
     sizes = replace(sizes, clients=case.clients)
-    experiment = Experiment(
-        benchmark.method(sizes), bench.Crowd.of(sizes, device, benchmark.network(sizes))
-    )
+    experiment = Experiment(benchmark.method(sizes), benchmark.crowd(sizes, device))
     execution = case.execution(device)
     engine = engine_of(experiment, execution)
     with execution.applied(experiment.networks):
-        step, inboxes = bench.work_of(engine)
+        play = repetition(engine, benchmark.unit)
         for number in range(2):
-            engine.play(step, number, inboxes)
+            play(number)
         watched = ProfilerActivity.CPU if small else ProfilerActivity.CUDA
         with profile(activities=[watched]) as seen:
             began = bench.now(device)
-            engine.play(step, 2, inboxes)
+            play(2)
             seconds = bench.now(device) - began
     steps = sizes.clients * sizes.steps
     kernels = [
@@ -118,14 +117,14 @@ def floor(name: str, sizes: Sizes) -> Floor:
     A ConvNet's maps before pooling are written by the convolution and read by the norm; pooled
     ones are written and read. A gradient for images costs as much again, one for weights twice.
     """
-    channels, side, width = bench.SHAPE[0], bench.SHAPE[1], sizes.width
+    channels, side, width = SHAPE[0], SHAPE[1], sizes.width
     products = numbers = 0
     for block in range(3):
         pixels = (side >> block) ** 2
         products += 9 * (channels if block == 0 else width) * width * pixels
         numbers += width * pixels * (1 + 1 / 4)
     if name == "matching":
-        images = bench.CLASSES * (sizes.batch + 2 * sizes.per_class)
+        images = CLASSES * (sizes.batch + 2 * sizes.per_class)
     else:
         images = 3 * sizes.batch
     return Floor(

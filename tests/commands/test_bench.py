@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedstill.commands import bench
-from fedstill.commands.bench import BENCHMARKS, Case, Crowd, Sizes
+from fedstill.commands.bench import Case
+from fedstill.commands.bench_work import BENCHMARKS, Crowd, Sizes, holdings
 from fedstill.core.node import SERVER
 from fedstill.models import ConvNet
 from small_recipes import fedstill
@@ -29,7 +30,7 @@ def tiny(monkeypatch):
         monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], small=sizes))
 
 
-def test_all_benchmarks_are_measured_printed_and_written(tiny, tmp_path):
+def test_the_usual_benchmarks_are_measured_printed_and_written(tiny, tmp_path):
     said = fedstill("bench", "--device", "cpu", "--repeat", 2, "--out", tmp_path / "out")
     assert said.code == 0, said.err
     assert str(tmp_path / "out") in said.out
@@ -39,7 +40,7 @@ def test_all_benchmarks_are_measured_printed_and_written(tiny, tmp_path):
         assert found["settings"] | {"repeat": 2, "size": "small"} == found["settings"]
         assert found["settings"]["width"] == sizes.width
         assert {"torch", "python", "cpu", "load", "threads"} <= set(found["machine"])
-        at_server = BENCHMARKS[name].at_server
+        at_server = BENCHMARKS[name].unit == "server"
         ways = ["in_process"] if at_server else ["in_process", "batched"]
         assert [case["engine"] for case in found["cases"]] == ways
         for case in found["cases"]:
@@ -126,3 +127,41 @@ def test_everybody_in_the_crowd_has_two_batches_of_each_class():
     crowd = Crowd.of(TINY["matching"], CPU, ConvNet((3, 32, 32), 10, width=4))
     assert crowd.party("client-000").data.counts(10).tolist() == [4] * 10
     assert len(crowd.party(SERVER).data) == 0
+
+
+@pytest.mark.parametrize("name", ["average", "images", "sets", "peers", "scores", "module-step"])
+def test_whole_rounds_and_other_networks_are_measured(name):
+    benchmark = BENCHMARKS[name]
+    tiny = replace(benchmark.small, batch=2, steps=2)
+    found = bench.measured(name, CPU, sizes=tiny, repeat=1)
+    assert [case["engine"] for case in found["cases"]] == ["in_process", "batched"]
+    assert not any(case["failed"] for case in found["cases"])
+    parts = tiny.steps * tiny.clients if benchmark.unit == "step" else 1
+    for case in found["cases"]:
+        assert case["milliseconds"]["median"] == pytest.approx(1000 * case["seconds"][0] / parts)
+
+
+def test_all_stands_for_every_benchmark_and_no_name_for_the_usual_ones():
+    assert bench.chosen(["all", "matching"]) == list(BENCHMARKS)
+    assert bench.chosen([]) == list(TINY)
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_every_benchmark_has_clients_at_both_sizes(name):
+    benchmark = BENCHMARKS[name]
+    for sizes in (benchmark.full, benchmark.small):
+        assert benchmark.network(sizes).initial()
+    crowd = benchmark.crowd(benchmark.small, CPU)
+    assert len(crowd.clients) == benchmark.small.clients
+    assert all(len(crowd.party(name).data) for name in crowd.clients)
+    kinds = bench.cases(benchmark, benchmark.full, torch.device("cuda"))
+    assert any(case.record and case.precision == "half" for case in kinds)
+
+
+def test_clients_of_few_classes_hold_one_to_three_in_turn():
+    assert holdings(10) == [(0, 10)]
+    assert holdings(3)[:4] == [(0, 1), (1, 2), (2, 3), (3, 1)]
+    crowd = BENCHMARKS["sets"].crowd(BENCHMARKS["sets"].small, CPU)
+    holders = [crowd.party(name).data for name in crowd.clients]
+    held = [data.counts(10).nonzero().flatten().tolist() for data in holders]
+    assert held == [[0], [1, 2], [2, 3, 4]]

@@ -296,3 +296,10 @@ def test_steps_without_examples_ahead_are_not_made_together() -> None:
     ahead = plan.ahead(0, 2)
     assert ahead is not None and torch.equal(ahead.x[1], plan[1].x)
     assert plan.ahead(1, 2) is None and plan.ahead(3, 2) is None
+
+
+def test_inputs_are_those_of_a_batch_without_its_labels() -> None:
+    index = torch.tensor([[2, 0], [1, 1]])
+    alone, both = pool(0, 4).all(), pool(0, 2).all() + pool(5, 3).all()
+    for data in (alone, both):
+        assert torch.equal(data.inputs(index), data.take(index).x)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import SGD, Batch, Model, Weights, minimize
-from fedstill.core.loop import Descent
+from fedstill.core import SGD, Batch, Loop, Model, Weights, minimize, side_by_side
+from fedstill.core.loop import Descent, Several
 from fedstill.models import MLP, ConvNet
 from worlds import finished
 
@@ -151,3 +151,31 @@ def test_loops_of_equal_owners_do_the_same() -> None:
     others = [described(2.0), described(1.0, wider), described(1.0, lr=0.2)]
     assert all(same[0] != other for other in others)
     assert same[0] != Descent(Owner(1.0).objective, MODEL, SGD(0.1), project=abs)
+
+
+async def doubled(start: float, times: int) -> float:
+    """A number doubled in so many loops of one step."""
+    value = torch.tensor(start)
+    for _ in range(times):
+        value = await Loop(lambda carry, *_: (2 * carry, carry), value, {}, [()])
+    return float(value)
+
+
+def test_works_side_by_side_return_in_their_order_however_many_loops_each_has() -> None:
+    works = [doubled(1.0, 3), doubled(5.0, 0), doubled(1.0, 1)]
+    assert finished(side_by_side(works)) == [8.0, 5.0, 2.0]
+
+
+def test_works_side_by_side_wait_together() -> None:
+    steps = side_by_side([doubled(1.0, 2), doubled(3.0, 1)])
+    first = steps.send(None)
+    assert isinstance(first, Several) and [float(loop.carry) for loop in first.loops] == [1.0, 3.0]
+    second = steps.send([torch.tensor(2.0), torch.tensor(6.0)])
+    assert [float(loop.carry) for loop in second.loops] == [2.0]
+    with pytest.raises(StopIteration) as end:
+        steps.send([torch.tensor(4.0)])
+    assert end.value.value == [4.0, 6.0]
+
+
+def test_nothing_side_by_side_is_nothing() -> None:
+    assert finished(side_by_side([])) == []

@@ -167,3 +167,21 @@ def test_a_rate_that_lies_in_the_memory_gives_the_same_steps_bit_for_bit(base: A
         plain, memory = base.step(plain, grads, memory)
         other, held = kept.step(other, grads, held)
         assert all(torch.equal(plain[name], other[name]) for name in value)
+
+
+def test_adam_moves_many_tensors_together_as_each_alone_bit_for_bit() -> None:
+    # By the formula, one tensor at a time: m / (1 - b1^t) over the root of v / (1 - b2^t).
+    adam, rng = Adam(0.01, weight_decay=0.1), generator(0)
+    value = {"w": torch.randn(5, 3, generator=rng), "b": torch.randn(4, generator=rng)}
+    memory = adam.start(value)
+    alone = {name: (w, torch.zeros_like(w), torch.zeros_like(w)) for name, w in value.items()}
+    for count in range(1, 6):
+        slope = {name: torch.randn(w.shape, generator=rng) for name, w in value.items()}
+        value, memory = adam.step(value, slope, memory)
+        t = torch.tensor(float(count))
+        for name, (w, m, v) in alone.items():
+            g = slope[name] + 0.1 * w
+            m, v = 0.9 * m + (1 - 0.9) * g, 0.999 * v + (1 - 0.999) * g * g
+            w = w - 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+            alone[name] = (w, m, v)
+            assert torch.equal(value[name], w) and torch.equal(memory["second"][name], v)

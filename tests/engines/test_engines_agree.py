@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import worlds
 from clipped import Clipped, noised
 from fedstill.core import (
     SGD,
@@ -51,7 +52,9 @@ from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.play.streams import Stream, Streams, StreamSet
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party
+from fedstill.methods.feddualmatch import FedDualMatch
 from fedstill.models import MLP
+from fedstill.parts.matching import GradientMatching
 from worlds import CLASSES, World, engine_for, examples, pictures, vectors
 
 TOLERANCE = 1e-5
@@ -813,3 +816,20 @@ def test_a_stack_knows_how_many_loops_are_left_at_each_step(
 ) -> None:
     assert still_there(lengths) == active
     assert active == [sum(n > step for n in lengths) for step in range(max(lengths, default=0))]
+
+
+def test_loops_side_by_side_of_one_node_are_stacked_where_they_are_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two of three clients hold all classes, so two of three sets on the server have one shape.
+    plain, sizes = Stack.run, []
+
+    def watched(self: Stack) -> Any:
+        if isinstance(self.loops[0].body.objective.__self__, GradientMatching):
+            sizes.append(len(self.loops))
+        return plain(self)
+
+    monkeypatch.setattr(Stack, "run", watched)
+    method = FedDualMatch(**FedDualMatch.presets["small"])
+    worlds.played(method, pictures(), 1, Batched)
+    assert sizes == [2] * method.samplings

@@ -1,10 +1,8 @@
-"""How fast fedstill is here: four pieces of work, played by its own methods and engines.
+"""How fast fedstill is here: pieces of work (`bench_work`), played by its own engines.
 
-`matching` is distribution matching by the warm-up of virtual data, `local-step` and `small-step`
-are FedAvg's local training, `lessons` is the round of DFRD's server. The data are noise: time does
-not depend on what is in a picture. A time is that of a whole step of the method, divided by the
-steps of its loop and the clients, so it holds all that a run pays: draws, batches, the loop, and
-handing the result back. Of lessons it is that of the whole round.
+A time is that of a whole step of the method, divided by the steps of its loop and the clients, so
+it holds all that a run pays: draws, batches, the loop, and handing the result back. Of lessons,
+rounds and evaluations it is that of the whole.
 """
 
 from __future__ import annotations
@@ -14,106 +12,22 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedstill.core.data import Data, Pool, Rows
+from fedstill.commands.bench_work import BENCHMARKS, Benchmark, Sizes, repetition
 from fedstill.core.errors import BadValue, StepError, unknown
-from fedstill.core.method import Method, Step
-from fedstill.core.model import Model
-from fedstill.core.node import SERVER, Inbox
 from fedstill.core.precision import Precision
-from fedstill.core.records import NodeId
-from fedstill.core.seeds import generator
-from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.federation.experiment import Experiment
-from fedstill.federation.population import Party, Population
 from fedstill.logbook.environment import environment
 from fedstill.logbook.writer import write_json
-from fedstill.methods.dfrd import DFRD
-from fedstill.methods.fedavg import Down, FedAvg
-from fedstill.methods.virtual import Virtual
-from fedstill.models.conv4 import Conv4
-from fedstill.models.convnet import ConvNet
 
-SHAPE, CLASSES = (3, 32, 32), 10
-FIRST_ROUND = 2  # in which DFRD's average generator teaches too
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much work one repetition is."""
-
-    clients: int  # that are stacked by the batched engine, or played in turn; or teach
-    width: int  # of the ConvNet; of the first layer of conv4
-    batch: int  # examples of a step; in matching real ones of each class
-    steps: int  # of the loop in one repetition; or turns of lessons
-    per_class: int = 0  # synthetic images, in matching
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A piece of work at its full size and at one for a CPU or a quick look."""
-
-    what: str  # that a time is for
-    full: Sizes
-    small: Sizes
-    method: Callable[[Sizes], Method]
-    alone: bool = False  # also measured for a single client
-    at_server: bool = False  # a time is that of a server's whole round
-    network: Callable[[Sizes], Model] = lambda sizes: ConvNet(SHAPE, CLASSES, width=sizes.width)
-
-    def sizes(self, small: bool) -> Sizes:
-        return self.small if small else self.full
-
-
-BENCHMARKS: dict[str, Benchmark] = {
-    "matching": Benchmark(
-        "an iteration of distribution matching of a client, 10 classes, augmented, "
-        "under a fresh random network",
-        full=Sizes(clients=4, width=128, batch=256, steps=50, per_class=50),
-        small=Sizes(clients=2, width=16, batch=16, steps=8, per_class=5),
-        method=lambda sizes: Virtual(
-            sizes.per_class, sizes.steps, start="noise", real_batch=sizes.batch
-        ),
-        alone=True,
-    ),
-    "local-step": Benchmark(
-        "a local SGD step of a client",
-        full=Sizes(clients=50, width=128, batch=32, steps=16),
-        small=Sizes(clients=4, width=16, batch=32, steps=8),
-        method=lambda sizes: FedAvg(batch_size=sizes.batch),
-    ),
-    "small-step": Benchmark(
-        "a local SGD step of a client with a small network",
-        full=Sizes(clients=200, width=32, batch=10, steps=16),
-        small=Sizes(clients=20, width=8, batch=10, steps=8),
-        method=lambda sizes: FedAvg(batch_size=sizes.batch),
-    ),
-    "lessons": Benchmark(
-        "a round of DFRD's server: in each turn five steps of the generator and two of the "
-        "student, with an average generator",
-        full=Sizes(clients=10, width=64, batch=64, steps=10),
-        small=Sizes(clients=3, width=4, batch=8, steps=2),
-        method=lambda sizes: DFRD(
-            base=FedAvg(round_steps=1, batch_size=sizes.batch), iterations=sizes.steps,
-            generator_batch=sizes.batch, generator_width=8 * sizes.width,
-        ),
-        at_server=True,
-        network=lambda sizes: Conv4(SHAPE, CLASSES, widths=widths(sizes.width)),
-    ),
-}  # fmt: skip
-
-
-def widths(first: int) -> tuple[int, ...]:
-    """Channels of the four layers of conv4."""
-    return (first, 2 * first, 4 * first, 8 * first)
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -163,11 +77,14 @@ class Measured:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The names asked for, all of them when none is; a wrong one is refused."""
-    wrong = [unknown("benchmark", name, BENCHMARKS) for name in names if name not in BENCHMARKS]
+    """The names asked for, the usual ones when none is; a wrong one is refused."""
+    known = (*BENCHMARKS, ALL)
+    wrong = [unknown("benchmark", name, known) for name in names if name not in known]
     if wrong:
         raise BadValue(wrong)
-    return list(dict.fromkeys(names)) or list(BENCHMARKS)
+    if ALL in names:
+        return list(BENCHMARKS)
+    return list(dict.fromkeys(names)) or [name for name in BENCHMARKS if BENCHMARKS[name].usual]
 
 
 def measured(
@@ -175,6 +92,7 @@ def measured(
 ) -> dict[str, Any]:
     """Every case of a benchmark, as it is written to a file."""
     benchmark = BENCHMARKS[name]
+    network = benchmark.network(sizes)
     facts = machine()  # before the work, so that the load is that of others
     found = [
         _timed(benchmark, case, replace(sizes, clients=case.clients), device, repeat)
@@ -187,9 +105,9 @@ def measured(
         "machine": facts,
         "settings": {
             **asdict(sizes),
-            "shape": list(SHAPE),
-            "classes": CLASSES,
-            "network": benchmark.network(sizes).title,
+            "shape": list(network.shape),
+            "classes": network.classes,
+            "network": network.title,
             "repeat": repeat,
             "size": _size(benchmark, sizes),
         },
@@ -207,13 +125,15 @@ def cases(
     benchmark: Benchmark, sizes: Sizes, device: torch.device, compile: bool = False
 ) -> list[Case]:
     """The ways to do the work: one node after another, the same recorded, all stacked."""
-    if benchmark.at_server:  # one node, one loop at a time
+    if benchmark.unit == "server":  # one node, one loop at a time
         alone = [Case("in_process", False, sizes.clients)]
         if device.type == "cuda":
             alone.append(Case("in_process", True, sizes.clients))
         more = [replace(case, compile=True) for case in alone[-1:] if compile]
         halves = [replace(case, precision="half") for case in alone if case.record]
         return [*alone, *more, *halves]
+    if benchmark.unit in ("round", "scores"):
+        return _of_rounds(sizes.clients, device, compile)
     one_by_one = 1 if benchmark.alone else sizes.clients
     found = [Case("in_process", False, one_by_one)]
     # A single loop is not stacked: it would be the row above once more.
@@ -230,21 +150,31 @@ def cases(
     return [*found, stacked, *fast, *compiled, *(replace(case, precision="half") for case in fast)]
 
 
+def _of_rounds(clients: int, device: torch.device, compile: bool) -> list[Case]:
+    """Whole rounds: as `auto` plays them on a GPU, and stacked; elsewhere in turn, and stacked."""
+    if device.type != "cuda":
+        found = [Case(engine, False, clients) for engine in ("in_process", "batched")]
+    else:
+        found = [Case(engine, True, clients) for engine in ("in_process", "streams", "batched")]
+    more = [replace(case, compile=True) for case in found if compile]
+    return [*found, *more, *(replace(case, precision="half") for case in found if case.record)]
+
+
 def _timed(
     benchmark: Benchmark, case: Case, sizes: Sizes, device: torch.device, repeat: int
 ) -> Measured:
     found = Measured(case)
-    crowd = Crowd.of(sizes, device, benchmark.network(sizes))
-    experiment = Experiment(benchmark.method(sizes), crowd)
+    crowd = benchmark.crowd(sizes, device)
+    experiment = Experiment(benchmark.method(sizes), crowd, rounds=repeat + 2)
     execution = case.execution(device)
     engine = engine_of(experiment, execution)
     try:
         with execution.applied(experiment.networks):
-            step, inboxes = work_of(engine)
+            play = repetition(engine, benchmark.unit)
             _forget_peak(device)
             for number in range(repeat + 1):
                 began = now(device)
-                engine.play(step, FIRST_ROUND + number, inboxes)
+                play(number)
                 seconds = now(device) - began
                 if number:
                     found.seconds.append(seconds)
@@ -254,7 +184,7 @@ def _timed(
         found.failed = str(error).split("\n")[0]
         found.seconds.clear()
         return found
-    parts = 1 if benchmark.at_server else sizes.steps * sizes.clients
+    parts = sizes.steps * sizes.clients if benchmark.unit == "step" else 1
     each = [1000 * seconds / parts for seconds in found.seconds]
     found.milliseconds = {
         "median": statistics.median(each),
@@ -263,66 +193,6 @@ def _timed(
     }
     found.peak_bytes = _peak(device)
     return found
-
-
-def work_of(engine: Engine) -> tuple[Step, Mapping[NodeId, Inbox[Any]]]:
-    """The step that is timed, and what the clients have heard before it."""
-    method, clients = engine.experiment.method, engine.population.clients
-    if isinstance(method, Virtual):
-        return method.warm_up, {name: Inbox() for name in clients}
-    broadcast, update, aggregate = method.each_round()
-    down = engine.play(broadcast, 0, {SERVER: Inbox()})[SERVER].message
-    assert isinstance(down, Down)
-    heard = {name: Inbox({SERVER: down}) for name in clients}
-    if isinstance(method, FedAvg):
-        return update, heard
-    ups = {name: outcome.message for name, outcome in engine.play(update, 0, heard).items()}
-    return aggregate, {SERVER: Inbox(ups)}
-
-
-@dataclass(frozen=True, eq=False)
-class Crowd(Population):
-    """Clients who all see the same noise, in an order of their own."""
-
-    examples: Data
-    model: Model
-    count: int
-    device: torch.device
-
-    @classmethod
-    def of(cls, sizes: Sizes, device: torch.device, model: Model) -> Crowd:
-        """As much noise as a repetition reads once; in matching two batches of each class."""
-        count = 2 * sizes.batch * CLASSES if sizes.per_class else sizes.batch * sizes.steps
-        rng = generator(0, "bench")
-        noise = torch.randint(256, (count, *SHAPE), generator=rng, dtype=torch.uint8)
-        labels = torch.arange(count) % CLASSES
-        middle = torch.tensor([0.5, 0.5, 0.5]).reshape(-1, 1, 1)
-        pool = Pool(noise, labels, middle, middle / 2).to(device)
-        data = Data((Rows(pool, torch.arange(count, device=device)),))
-        return cls(data, model, sizes.clients, device)
-
-    @property
-    def clients(self) -> Sequence[NodeId]:
-        return self._named
-
-    @property
-    def models(self) -> Mapping[NodeId, Model]:
-        return self._networks
-
-    @cached_property
-    def _named(self) -> Sequence[NodeId]:
-        return [f"client-{number:03d}" for number in range(self.count)]
-
-    @cached_property
-    def _networks(self) -> Mapping[NodeId, Model]:
-        return dict.fromkeys(self._named, self.model)
-
-    def on(self, device: torch.device | str) -> Crowd:
-        """It was made where it is needed."""
-        return self
-
-    def party(self, node: NodeId) -> Party:
-        return Party(Data() if node == SERVER else self.examples, Data(), self.model)
 
 
 def now(device: torch.device) -> float:
@@ -417,6 +287,6 @@ def explained(found: Mapping[str, Any]) -> str:
     return (
         f"{found['benchmark']}: {found['what']}; {'x'.join(map(str, at['shape']))}, "
         f"{at['network']} of width {at['width']}, batch {at['batch']}{synthetic}, {at['steps']} "
-        f"{'turns' if BENCHMARKS[found['benchmark']].at_server else 'steps'} in a row "
+        f"{'turns' if BENCHMARKS[found['benchmark']].unit == 'server' else 'steps'} in a row "
         f"({at['size']} size, {found['device']})"
     )

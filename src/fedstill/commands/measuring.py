@@ -15,7 +15,7 @@ from fedstill.commands.options import Listing
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="matching, local-step or small-step; all by default."),
+        typer.Argument(metavar="NAME", help="Pieces of work, or all; the usual four by default."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
     repeat: Annotated[int, typer.Option(help="Repetitions that count.", min=1)] = 5,
@@ -31,6 +31,7 @@ def bench(
 ) -> None:
     """Measure how fast fedstill is on this machine: time of a step, spread, memory."""
     from fedstill.commands import bench as benches
+    from fedstill.commands.bench_work import BENCHMARKS
     from fedstill.engines.execution import Execution
     from fedstill.runs import recipes as runs
 
@@ -40,7 +41,7 @@ def bench(
     target = runs.fresh_folder(out)
     results = []
     for name in wanted:
-        sizes = benches.BENCHMARKS[name].sizes(reduced)
+        sizes = BENCHMARKS[name].sizes(reduced)
         results.append(benches.measured(name, where, sizes=sizes, repeat=repeat, compile=compile))
         benches.write(results[-1], target)
     if form is Form.json:
@@ -49,4 +50,4 @@ def bench(
     listings.print_rows(benches.rows(results), form)
     for each in results:
         typer.echo(benches.explained(each))
-    typer.echo(f"ms: for one client and one step, the median of {repeat}; raw numbers → {target}")
+    typer.echo(f"ms: for what each line says, the median of {repeat}; raw numbers → {target}")

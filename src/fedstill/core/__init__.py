@@ -2,7 +2,7 @@
 
 from fedstill.core import algebra, seeds, trees
 from fedstill.core.data import Batch, Batches, Data, Lazy, Pool
-from fedstill.core.loop import Loop, minimize
+from fedstill.core.loop import Loop, minimize, side_by_side
 from fedstill.core.method import Method, Place, Scored, Step, at_clients, at_server
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
@@ -42,5 +42,6 @@ __all__ = [
     "minimize",
     "scheduled",
     "seeds",
+    "side_by_side",
     "trees",
 ]

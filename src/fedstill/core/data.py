@@ -43,10 +43,10 @@ class Pool:
 
     def take(self, rows: Tensor) -> Batch:
         """The examples at `rows`, which may have any shape."""
-        return Batch(self._taken(rows), chosen(self.labels, rows))
+        return Batch(self.inputs(rows), chosen(self.labels, rows))
 
-    def _taken(self, rows: Tensor) -> Tensor:
-        """Examples, fetched and normalised at once where there is a kernel for that."""
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Without labels; fetched and normalised at once where there is a kernel for that."""
         channels = (*self.stored.shape[1:2], 1, 1)
         if (
             self.stored.is_cuda
@@ -338,6 +338,13 @@ class Data:
         if x is None or y is None:
             raise ValueError("no examples to take a batch from")
         return Batch(x, y)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """As `take`, without the labels."""
+        if len(self.parts) > 1:
+            return self.take(index).x
+        (part,) = self.parts
+        return part.pool.inputs(chosen(part.rows, index))
 
     def all(self) -> Batch:
         """Every example at once."""

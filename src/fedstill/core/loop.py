@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -62,6 +62,42 @@ class Loop(Generic[C]):
         seeds = torch.randint(2**32, (len(self.batches), 2), generator=rng)
         device = next(iter(trees.tensors(self.carry))).device
         return replace(self, batches=SeededBatches(self.batches, seeds.to(device)))
+
+
+class Several(NamedTuple):
+    """Loops of one node that do not need each other; their answers come as a list."""
+
+    loops: tuple[Loop[Any], ...]
+
+
+async def side_by_side(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each of several works of one step returns, whose loops do not need each other.
+
+        images = await side_by_side([matched(one) for one in sets])
+
+    They go on together from loop to loop, so that an engine may stack these loops, or run them
+    beside each other, as it does with the loops of different nodes.
+    """
+    return await _SideBySide(works)
+
+
+@dataclass(frozen=True, eq=False)
+class _SideBySide(Generic[T]):
+    works: Sequence[Coroutine[Any, Any, T]]
+
+    def __await__(self) -> Generator[Several, list[Any], list[T]]:
+        ended: dict[int, T] = {}
+        answers: dict[int, Any] = dict.fromkeys(range(len(self.works)))
+        while answers:
+            asked: dict[int, Loop[Any]] = {}
+            for place, answer in answers.items():
+                try:
+                    asked[place] = self.works[place].send(answer)
+                except StopIteration as end:
+                    ended[place] = end.value
+            found = (yield Several(tuple(asked.values()))) if asked else []
+            answers = dict(zip(asked, found, strict=True))
+        return [ended[place] for place in range(len(self.works))]
 
 
 class Seeded(NamedTuple):

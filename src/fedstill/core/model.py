@@ -115,8 +115,8 @@ class Network:
 
     def samples(self, rng: torch.Generator, count: int) -> list[Weights]:
         """Fresh weights of so many networks, drawn together on the generator's own device."""
-        drawn = {name: law.sample(rng, (count,)) for name, law in self.initial().items()}
-        return [{name: tensor[i] for name, tensor in drawn.items()} for i in range(count)]
+        drawn = {name: law.sample(rng, (count,)).unbind() for name, law in self.initial().items()}
+        return [{name: each[i] for name, each in drawn.items()} for i in range(count)]
 
     @property
     def takes_half(self) -> bool:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.torch_internals import is_wrapped, sum_each, times_each
+from fedstill.core.torch_internals import (
+    is_wrapped,
+    product_each,
+    quotient_each,
+    raised_each,
+    root_each,
+    sum_each,
+    times_each,
+)
 
 T = TypeVar("T")
 
@@ -35,6 +43,34 @@ def _sum(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     if _wrapped(left) or _wrapped(right):
         return [a + b for a, b in zip(left, right, strict=True)]
     return sum_each(left, right)
+
+
+def _products(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    """Each tensor times its counterpart."""
+    if _wrapped(left) or _wrapped(right):
+        return [a * b for a, b in zip(left, right, strict=True)]
+    return product_each(left, right)
+
+
+def _over(tensors: list[Tensor], divisor: Tensor) -> list[Tensor]:
+    """Each tensor over a number."""
+    if _wrapped([*tensors, divisor]):
+        return [tensor / divisor for tensor in tensors]
+    return quotient_each(tensors, divisor)
+
+
+def _quotients(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    """Each tensor over its counterpart."""
+    if _wrapped(left) or _wrapped(right):
+        return [a / b for a, b in zip(left, right, strict=True)]
+    return quotient_each(left, right)
+
+
+def _roots(tensors: list[Tensor], more: float) -> list[Tensor]:
+    """The square root of each tensor, plus a number."""
+    if _wrapped(tensors):
+        return [tensor.sqrt() + more for tensor in tensors]
+    return raised_each(root_each(tensors), more)
 
 
 def _wrapped(tensors: list[Tensor]) -> bool:
@@ -82,23 +118,19 @@ class Adam:
         return {"first": first, "second": second, "count": count}
 
     def step(self, value: T, gradient: T, memory: Any, rate: Tensor | None = None) -> tuple[T, Any]:
-        lr = self.lr if rate is None else rate
+        columns = trees.columns([value, gradient, memory["first"], memory["second"]])
+        moving, grads, first, second = (list(column) for column in zip(*columns, strict=True))
         if self.weight_decay:
-            gradient = trees.map_tensors(lambda g, w: g + self.weight_decay * w, gradient, value)
+            grads = _sum(grads, _times(moving, self.weight_decay))
         b1, b2 = self.betas
         count = memory["count"] + 1
-        first = trees.map_tensors(lambda m, g: b1 * m + (1 - b1) * g, memory["first"], gradient)
-        second = trees.map_tensors(
-            lambda m, g: b2 * m + (1 - b2) * g * g, memory["second"], gradient
-        )
-
-        def move(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
-            root: Tensor = (v / (1 - b2**count)).sqrt()
-            moved: Tensor = w - lr * (m / (1 - b1**count)) / (root + self.eps)
-            return moved
-
-        value = trees.map_tensors(move, value, first, second)
-        return value, {"first": first, "second": second, "count": count}
+        first = _sum(_times(first, b1), _times(grads, 1 - b1))
+        second = _sum(_times(second, b2), _products(_times(grads, 1 - b2), grads))
+        roots = _roots(_over(second, 1 - b2**count), self.eps)
+        way = _times(_over(first, 1 - b1**count), -(self.lr if rate is None else rate))
+        moved = trees.with_tensors(value, _sum(moving, _quotients(way, roots)))
+        averages = [trees.with_tensors(value, average) for average in (first, second)]
+        return moved, {"first": averages[0], "second": averages[1], "count": count}
 
 
 Schedule = Literal["constant", "halfway", "cosine"]

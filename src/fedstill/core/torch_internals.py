@@ -73,6 +73,26 @@ def sum_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_add(left, right))
 
 
+def product_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    """Each tensor times its counterpart, in one operation for all; not for wrapped tensors."""
+    return list(torch._foreach_mul(left, right))
+
+
+def quotient_each(tensors: list[Tensor], divisor: Tensor | list[Tensor]) -> list[Tensor]:
+    """Each tensor over a number or its counterpart, in one operation; not for wrapped tensors."""
+    return list(torch._foreach_div(tensors, divisor))
+
+
+def root_each(tensors: list[Tensor]) -> list[Tensor]:
+    """The square root of each tensor, in one operation for all; not for wrapped tensors."""
+    return list(torch._foreach_sqrt(tensors))
+
+
+def raised_each(tensors: list[Tensor], by: float) -> list[Tensor]:
+    """Each tensor plus a number, in one operation for all; not for wrapped tensors."""
+    return list(torch._foreach_add(tensors, by))
+
+
 def absolute_sum_each(tensors: list[Tensor]) -> list[Tensor]:
     """The sum of absolute values of each tensor, in one operation for all."""
     return list(torch._foreach_norm(tensors, 1))

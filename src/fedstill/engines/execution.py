@@ -90,8 +90,9 @@ class Execution:
         return f"chosen for device {self.torch_device.type} and these networks"
 
     def chosen_threads(self, networks: Iterable[Model]) -> int:
-        """As many as asked for; else one on a CPU where every network is light; else torch's.
+        """As many as asked for; else one for a GPU or where every network is light; else torch's.
 
+        For a GPU the host hands out work in small pieces, which several threads only slow down.
         The threads of an operation wait for each other at its end. Operations of a light network
         end sooner than that pays, and where other programs hold a core, a step takes a hundred
         times as long. The choice rests on the networks alone, so that an experiment gives the same
@@ -99,9 +100,9 @@ class Execution:
         """
         if self.threads is not None:
             return self.threads
-        on_cpu = self.torch_device.type == "cpu"
-        light = on_cpu and all(work(network) < LIGHT for network in networks)
-        return 1 if light else torch.get_num_threads()
+        on_gpu = self.torch_device.type == "cuda"
+        few = on_gpu or all(work(network) < LIGHT for network in networks)
+        return 1 if few else torch.get_num_threads()
 
     def notes(self, networks: Iterable[Model]) -> list[str]:
         """What is not computed as asked for."""

@@ -246,7 +246,7 @@ def _places(out, channel, channels, pixels, BY_CHANNEL: tl.constexpr):
         return out[:, None] * channels + channel[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 def _norm_relu_pool(
     maps, scale, shift, pooled, means, factors, images, channels, eps, LAST: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
@@ -302,7 +302,7 @@ def _tell(maps, to_maps, at, fits, told, mean, factor, stretch, offset, level, t
     tl.store(to_maps + at, moved.to(to_maps.dtype.element_ty), mask=fits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 def _slopes(
     maps, scale, shift, means, factors, grad, to_maps, to_both, gain, images, channels,
     LAST: tl.constexpr, SUMS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,

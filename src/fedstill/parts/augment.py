@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import Model, gpu, trees
+from fedstill.core import Model, gpu
 from fedstill.core.errors import BadValue, unknown
 from fedstill.parts.rotation import rotated
 
@@ -149,9 +149,9 @@ def augmentations(
             rng, name, groups=groups, image=image or (1, 1), mode=mode, per_image=per_image,
             calls=len(steps),
         )  # fmt: skip
-        many = trees.to(many, device)
-        for at, step in enumerate(steps):
-            drawn[step] = (name, trees.map_tensors(lambda tensor, at=at: tensor[at], many))
+        rows = zip(*(part.to(device).unbind() for part in many), strict=True)
+        for step, row in zip(steps, rows, strict=True):
+            drawn[step] = (name, Draws(*row))
     return [drawn[step] for step in range(calls)]
 
 

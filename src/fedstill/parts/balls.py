@@ -25,7 +25,7 @@ def on_sphere(centre: Weights, directions: Tensor, radius: float | Tensor) -> li
     ("truncated Gaussian") is uniform on the sphere; only tiny models stay inside.
     """
     _, factor = _shrinking(directions.square().sum(1, keepdim=True), radius)
-    return [_folded(one, centre) for one in _laid_out(centre, centre) + factor * directions]
+    return _all_folded(_laid_out(centre, centre) + factor * directions, centre)
 
 
 def networks(node: Node[Any], centre: Weights, radius: float) -> Callable[[int], Weights]:
@@ -61,6 +61,17 @@ def _folded(flat: Tensor, like: Weights) -> Weights:
     parts = torch.split(flat, [tensor.numel() for tensor in moving.values()])
     moved = zip(moving.items(), parts, strict=True)
     return {**like, **{name: part.view(tensor.shape) for (name, tensor), part in moved}}
+
+
+def _all_folded(rows: Tensor, like: Weights) -> list[Weights]:
+    """The long vectors [network, number] in the shapes of weights; buffers are theirs."""
+    moving = algebra.parameters(like)
+    parts = torch.split(rows, [tensor.numel() for tensor in moving.values()], dim=1)
+    each = {
+        name: part.view(len(rows), *tensor.shape).unbind()
+        for (name, tensor), part in zip(moving.items(), parts, strict=True)
+    }
+    return [{**like, **{name: own[i] for name, own in each.items()}} for i in range(len(rows))]
 
 
 def _shrinking(squared: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:

@@ -184,7 +184,7 @@ class Matching:
         def make(update: int) -> Iteration:
             step = update // per_step
             only, draws = drawn[step]
-            real = data.take(rows[step]).x
+            real = data.inputs(rows[step])
             return Iteration(real, share, network(step), every[update], draws, only, packing)
 
         return Lazy(updates, make)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedstill.core import Data, Method, Model, NodeId, Pool
+from fedstill.core.loop import Loop, Several
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.engines.engine import autograd_gradient
@@ -156,9 +157,16 @@ def finished(steps: Coroutine[Any, Any, Any]) -> Any:
     answer = None
     while True:
         try:
-            loop = steps.send(answer)
+            asked = steps.send(answer)
         except StopIteration as end:
             return end.value
-        answer = loop.carry
-        for batch in loop.batches:
-            answer, _ = loop.body(answer, loop.given, batch, autograd_gradient)
+        several = isinstance(asked, Several)
+        answers = [_played(loop) for loop in (asked.loops if several else (asked,))]
+        answer = answers if several else answers[0]
+
+
+def _played(loop: Loop[Any]) -> Any:
+    carry = loop.carry
+    for batch in loop.batches:
+        carry, _ = loop.body(carry, loop.given, batch, autograd_gradient)
+    return carry

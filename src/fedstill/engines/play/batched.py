@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedstill.core import trees
 from fedstill.core.errors import StepError
-from fedstill.core.loop import Loop
+from fedstill.core.loop import Loop, Several
 from fedstill.core.method import Step
 from fedstill.core.node import Cache, Inbox, Node
 from fedstill.core.records import Direction, NodeId
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedstill.engines.execution import Execution
 
 
-@dataclass
+@dataclass(eq=False)
 class Acting:
     """A node in the middle of a step."""
 
@@ -43,7 +43,13 @@ class Acting:
     coroutine: Any = None
     answer: Any = None
     waiting: Loop[Any] | None = None
+    beside: list[Acting] = field(default_factory=list)  # of several loops, one for each
+    one_of_several: bool = False
     message: Any = None
+
+    @property
+    def waits(self) -> bool:
+        return self.waiting is not None or bool(self.beside)
 
 
 class Batched(InProcess):
@@ -95,9 +101,11 @@ class Batched(InProcess):
 
     def to_the_end(self, step: Step, round: int, actors: Sequence[Acting]) -> None:
         """Run loop after loop of nodes, which may be another engine's, until no one waits."""
-        while waiting := [actor for actor in actors if actor.waiting is not None]:
-            self._run_loops(step, round, waiting)
+        while waiting := [actor for actor in actors if actor.waits]:
+            self._run_loops(step, round, [a for actor in waiting for a in actor.beside or [actor]])
             for actor in waiting:
+                if actor.beside:
+                    actor.answer = [each.answer for each in actor.beside]
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
 
     def left_behind(
@@ -109,8 +117,15 @@ class Batched(InProcess):
         return {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
-        """Run the loops that nodes wait for, and put down each one's answer."""
-        self._run_stacks(step, round, self._stackable(waiting))
+        """Run the loops that nodes wait for, and put down each one's answer.
+
+        On a GPU the loops that one node awaits side by side are recorded and run in turn: they move
+        images, whose stacks took longer than that (docs/benchmarks.md, matching).
+        """
+        in_turn = [a for a in waiting if a.one_of_several and self.recorder is not None]
+        self._run_stacks(step, round, self._stackable([a for a in waiting if a not in in_turn]))
+        for actor in in_turn:
+            self._guarded(step, round, actor, lambda actor=actor: self._run_alone(actor))
 
     def _run_stacks(self, step: Step, round: int, queue: list[list[Acting]]) -> None:
         """Stacks that memory should suffice for; if it does not, each is run in two.
@@ -146,10 +161,19 @@ class Batched(InProcess):
 
     def _advance(self, actor: Acting) -> None:
         """Go on to the next awaited loop, or to the end."""
+        node, actor.waiting, actor.beside = actor.node, None, []
         try:
-            actor.waiting = self._noted(actor.coroutine.send(actor.answer), actor.node)
+            asked = actor.coroutine.send(actor.answer)
         except StopIteration as end:
-            actor.waiting, actor.message = None, end.value
+            actor.message = end.value
+            return
+        if not isinstance(asked, Several):
+            actor.waiting = self._noted(asked, node)
+            return
+        loops = [self._noted(loop, node) for loop in asked.loops]
+        actor.beside = [
+            Acting(node, actor.inbox, waiting=loop, one_of_several=True) for loop in loops
+        ]
 
     def _stackable(self, waiting: Sequence[Acting]) -> list[list[Acting]]:
         """Loops that can be stacked, no more at once than `stack_at_most`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedstill.core import algebra
 from fedstill.core.content import LARGEST
 from fedstill.core.errors import StepError
-from fedstill.core.loop import Loop
+from fedstill.core.loop import Loop, Several
 from fedstill.core.method import Place, Step, memory_of
 from fedstill.core.node import SERVER, Cache, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
@@ -148,10 +148,12 @@ class InProcess:
         answer: Any = None
         while True:
             try:
-                loop = acting.send(answer)
+                asked = acting.send(answer)
             except StopIteration as end:
                 return end.value
-            answer = self._run(self._noted(loop, node), node)
+            loops = asked.loops if isinstance(asked, Several) else (asked,)
+            answers = [self._run(self._noted(loop, node), node) for loop in loops]
+            answer = answers if isinstance(asked, Several) else answers[0]
 
     def _noted(self, loop: Loop[Any], node: Node[Any]) -> Loop[Any]:
         """A loop that a node awaits, with the seeds of its draws; its work is counted."""

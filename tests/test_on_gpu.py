@@ -1,0 +1,37 @@
+"""make test-gpu: what it runs, and its one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import on_gpu
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_one_line_has_counts_commit_and_device() -> None:
+    lines = ["....", "FAILED tests/a.py::b", "= 1 failed, 3 passed, 2 skipped in 9.1s ="]
+    assert on_gpu.any_failed(lines)
+    assert on_gpu.summary(lines, "abc", "a card") == (
+        "GPU tests at abc on a card: 1 failed, 3 passed, 2 skipped in 9.1s"
+    )
+    assert on_gpu.summary([], "abc", "a card").endswith("nothing was counted")
+
+
+def test_what_is_left_out_exists() -> None:
+    assert all((ROOT / "tests" / name).exists() for name in on_gpu.LEFT_OUT)
+    words = on_gpu.command(["tests/core"], workers=3)
+    assert words[-1] == "tests/core" and "--ignore=tests/sites" in words and "3" in words
+
+
+def test_it_ends_with_its_line_and_with_the_code_of_the_tests() -> None:
+    paths = ["tests/core/test_seeds.py"]
+    done = subprocess.run(
+        [sys.executable, "tests/on_gpu.py", "--workers", "1", "--without-gpu", *paths],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.strip().splitlines()
+    assert line.startswith("GPU tests at ") and " passed in " in line
