@@ -216,6 +216,37 @@ def test_batch_norm_notes_the_statistics_that_torch_would_keep() -> None:
     assert all(torch.equal(held[name], weights[name]) for name in held), "nothing is written"
 
 
+class NormAndMore(nn.BatchNorm2d):
+    """A batch norm that drops and activates, as some libraries have it."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
+
+
+class Doubled(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def normed(kind: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), kind(4), nn.Flatten(), nn.Linear(4 * 36, 3))
+
+
+def test_what_a_batch_norm_does_behind_its_norm_is_done_too() -> None:
+    model = Module(IMAGE, 3, partial(normed, NormAndMore))
+    weights, notes = model.init(0), {}  # type: ignore[var-annotated]
+    net = loaded(model, weights, normed(NormAndMore))
+    assert torch.allclose(model(weights, images()), net.eval()(images()), atol=1e-6)
+    logits = model.train(notes)(weights, images())
+    assert torch.allclose(logits, net.train()(images()), atol=1e-6)
+    for name, tensor in notes.items():
+        assert torch.allclose(tensor, net.state_dict()[name], atol=1e-6)
+
+
 def test_batch_norm_without_momentum_keeps_plain_means() -> None:
     def net() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
@@ -432,6 +463,7 @@ class Two(GroupNet):
         (Drawing, {}, "draws random numbers in training otherwise than by dropout"),
         (Counting, {}, "changes its buffer 'seen' in training"),
         (Two, {}, "must return logits as one tensor, not tuple"),
+        (partial(normed, Doubled), {}, "its layer '1', Doubled, is a batch norm with a forward of"),
         (partial(GroupNet, classes=7), {}, "gives 7 logits for 3 classes.*fresh_head"),
         (partial(GroupNet, width=5), {}, "cannot be built: ValueError"),
         (lambda: nn.Linear(5, 3), {}, "cannot take examples of 1x8x8"),

@@ -304,15 +304,30 @@ class Skeleton:
     def _half_known(self, net: nn.Module, name: str) -> bool:
         return net.get_parameter(name).dtype != torch.float32
 
+    def _norm(self, layer: nn.Module, name: str) -> Callable[..., Tensor]:
+        """What a batch norm layer is played by; one whose own forward does something else is told.
+
+        Ours takes the place of its forward, so all that stands in it must be known.
+        """
+        if type(layer).forward in {kind.forward for kind in BATCH_NORMS}:
+            return _normalised
+        if all(isinstance(getattr(layer, part, None), nn.Module) for part in ("drop", "act")):
+            return _normalised_and_more
+        raise self._refuse(
+            f"its layer {name!r}, {type(layer).__name__}, is a batch norm with a forward of its "
+            "own; write it as a batch norm and a layer behind it"
+        )
+
     def _look(self, net: nn.Module) -> None:
         """Whether answers go by example, and whether training draws or writes into buffers."""
         x = self._probe()
         together = self._answer(net.eval(), x)
         apart = torch.cat([self._answer(net, half) for half in x.chunk(2)])
         self.by_example = bool(torch.allclose(together, apart, atol=1e-4, rtol=1e-3))
-        plain = [layer for layer in net.modules() if isinstance(layer, BATCH_NORMS)]
-        for layer in plain:
-            layer.forward = partial(_normalised, self.now, layer, "")  # type: ignore[method-assign]
+        for name, layer in net.named_modules():
+            if isinstance(layer, BATCH_NORMS):
+                norm = self._norm(layer, name)
+                layer.forward = partial(norm, self.now, layer, "")  # type: ignore[method-assign]
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         self.now.training = True
         generator = torch.default_generator
@@ -354,7 +369,8 @@ class Skeleton:
         """Let norm layers note what they see, take stages, and stop features at the head."""
         for name, layer in net.named_modules():
             if isinstance(layer, BATCH_NORMS):
-                layer.forward = partial(_normalised, self.now, layer, name)  # type: ignore[method-assign]
+                norm = self._norm(layer, name)
+                layer.forward = partial(norm, self.now, layer, name)  # type: ignore[method-assign]
             if isinstance(layer, nn.Hardsigmoid):  # torch's own has no second derivative
                 layer.forward = _hard_sigmoid  # type: ignore[method-assign]
             if isinstance(getattr(layer, "inplace", None), bool):
@@ -523,6 +539,12 @@ def _normalised(now: _Pass, layer: Any, name: str, x: Tensor) -> Tensor:
     if by_batch:
         mean = var = None
     return batch_norm(x, mean, var, layer.weight, layer.bias, layer.eps)
+
+
+def _normalised_and_more(now: _Pass, layer: Any, name: str, x: Tensor) -> Tensor:
+    """A batch norm layer that drops and activates what it has normalised, as timm's do."""
+    made: Tensor = layer.act(layer.drop(_normalised(now, layer, name, x)))
+    return made
 
 
 def _note(notes: Weights, layer: Any, name: str, x: Tensor) -> None:
