@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -16,13 +17,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from demo_sites import free_port
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.credentials import Credentials
 from fedstill.sites.zenoh import COORDINATOR, Calls
 
 RUN = "overhead"
 SIZES = {"empty": (1, 50), "1 MB": (1_000_000, 20), "50 MB": (50_000_000, 3)}  # bytes, times
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def joined(folder: Path, authority: certificates.Authority, name: str) -> Credentials:
@@ -70,11 +76,8 @@ def main() -> None:
                 answers = calls.ask(dict.fromkeys(names, data), 600)
                 seconds.append(time.perf_counter() - began)
                 assert all(answer == data for answer in answers.values())
-            low, high = (1000 * value for value in (min(seconds), max(seconds)))
-            median = 1000 * statistics.median(seconds)
-            print(
-                f"| {given.sites} | {title} | {median:.1f} ({low:.1f} to {high:.1f}) |", flush=True
-            )
+            median, low, high = statistics.median(seconds), min(seconds), max(seconds)
+            print(f"{given.sites} sites, {title}: {median:.4f} s ({low:.4f} to {high:.4f})")
     finally:
         for process in processes:
             process.kill()

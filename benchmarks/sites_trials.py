@@ -8,6 +8,7 @@ Each trial plays an unbroken run in one process first and compares; times are th
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import subprocess
@@ -169,6 +170,31 @@ def full_disk(folder: Path) -> str:
     return f"refused, and with room again {equal(consortium, alone)}"
 
 
+def thirty(folder: Path) -> str:
+    """Thirty sites as processes of this machine: bytes of memory of each, seconds a round."""
+    files = list(write_data(folder / "data", 5, 30).values())
+    data = {f"site-{place}": files[place % len(files)] for place in range(30)}
+    consortium = Consortium(folder, data, "fedavg", rounds=5)
+    everybody = {name: consortium.start(name) for name in data}
+    everybody["coordinator"] = consortium.coordinator()
+    wait_for(consortium.log("coordinator"), "round 4/5")
+    memory = {name: most_memory(process.pid) for name, process in everybody.items()}
+    ended(everybody, consortium)
+    lines = re.findall(r"round [1-5]/5.* ([0-9.]+) s", consortium.log("coordinator").read_text())
+    seconds = sorted(map(float, lines))
+    own = memory.pop("coordinator")
+    return (
+        f"a round {seconds[len(seconds) // 2]} s ({seconds[0]} to {seconds[-1]}), a site "
+        f"{max(memory.values())} MB at most, {sum(memory.values())} MB in all, coordinator {own} MB"
+    )
+
+
+def most_memory(pid: int) -> int:
+    """The most memory that a process has held, in MB."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) // 1000 if found else 0
+
+
 @contextmanager
 def smallest_files() -> Iterator[None]:
     """Processes that are begun meanwhile can write no file of more than 4 kB."""
@@ -191,6 +217,7 @@ TRIALS: dict[str, Callable[[Path], str]] = {
     "lost": lost_site,
     "coordinator": killed_coordinator,
     "disk": full_disk,
+    "thirty": thirty,
     "peers": lambda folder: peers(folder, 5, 2, 1),
     "ten": lambda folder: peers(folder, 10, 3, 2),
 }

@@ -231,7 +231,6 @@ def join(
 ) -> None:
     """See what will leave this site, agree to it, and make a key that stays here."""
     with _installed():
-        from fedstill.core.errors import SiteError
         from fedstill.deploy import site as sites
         from fedstill.sites.site import Policy
 
@@ -242,10 +241,8 @@ def join(
     policy.check(invited.recipe.method)
     policy.check_privacy(invited.recipe.privacy)
     if agree is None:
-        raise SiteError(
-            f"to take part, add --agree NUMBER with the number that the coordinator told you; the "
-            f"recipe in {folder} has {invited.deployment.number}"
-        )
+        typer.echo("to take part, add --agree NUMBER with the number that the coordinator told you")
+        return
     asked = sites.join(invited, data, agree, policy, data_dir=data_dir, device=device)
     name = invited.deployment.name
     typer.echo(f"send {asked} to the coordinator; put the {name}.pem that comes back into {folder}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +11,9 @@ from typing import Any, TypeVar
 from fedstill.channels.coded import unwrapped
 from fedstill.core.errors import BadValue, SiteError, WireError
 from fedstill.core.method import Place, Step
-from fedstill.core.node import SERVER, Addressed, Inbox, Node
+from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.ranges import Positive, Whole
-from fedstill.core.records import Direction, NodeId, Record, State
+from fedstill.core.records import Direction, NodeId, Record
 from fedstill.engines import scoring
 from fedstill.engines.checkpoint import Saved
 from fedstill.engines.engine import Outcome
@@ -26,6 +25,7 @@ from fedstill.engines.scoring import Scores
 from fedstill.metrics import chosen
 from fedstill.sites import words
 from fedstill.sites.exchange import Exchange, Silence
+from fedstill.sites.own_node import OwnNode
 from fedstill.sites.words import (
     BLANK,
     NEVER,
@@ -66,7 +66,7 @@ class Asked:
     said: str
 
 
-class Away:
+class Away(OwnNode):
     """Server here, clients at their sites; of their memories only marks are known here.
 
     A site that does not answer in time, refuses, or says what cannot be read is absent in that
@@ -83,16 +83,14 @@ class Away:
         patience: Patience | None = None,
         watch: Callable[[Asked], None] = lambda asked: None,
     ):
-        self.inner, self.exchange, self.standing = inner, exchange, standing
+        super().__init__(inner, SERVER)
+        self.exchange, self.standing = exchange, standing
         self.patience = patience or Patience()
         self.watch = watch
-        self.notes = inner.notes
-        self.experiment, self.population = inner.experiment, inner.population
         inner.far_kind = AtSite
         self.limits = codec.STRANGERS
         self._kinds = kinds_of(self.experiment.method)
         self._kept: list[dict[NodeId, str]] = []  # marks of the last checkpoints
-        self._at = (-1, 0)  # the round, and the number of the act in it
         if self.experiment.scores == "cross":
             raise BadValue(
                 'scores = "cross": at sites nobody has another\'s tests; use "own" or "auto"'
@@ -132,28 +130,14 @@ class Away:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """A checkpoint of the server's memory and of the marks of all others."""
-        self.inner.save(folder, round, digest=digest, keep=keep, extra=extra)
+        super().save(folder, round, digest=digest, keep=keep, extra=extra)
         self._kept = [*self._kept, self._marks()][-keep:]
 
     def load(self, folder: Path, *, digest: str | None) -> Saved | None:
         """Go on from the newest checkpoint that is whole; sites from the memories it marks."""
-        saved = self.inner.load(folder, digest=digest)
+        saved = super().load(folder, digest=digest)
         self._kept = [] if saved is None else [self._marks()]
         return saved
-
-    def memory(self, node: NodeId) -> State | None:
-        """What the server remembers; a site keeps its own to itself."""
-        return self.inner.memory(node) if node == SERVER else None
-
-    def spilling_to(self, folder: Path) -> AbstractContextManager[None]:
-        """For a while, put memories beyond the limit into files of this folder."""
-        return self.inner.spilling_to(folder)
-
-    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
-        """The server as a step sees it."""
-        if id != SERVER:
-            raise SiteError(f"{id} is at its site, not here")
-        return self.inner.node(id, round, step)
 
     def play(
         self,
@@ -163,7 +147,7 @@ class Away:
         toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox, each at its site."""
-        self._at = (round, self._at[1] + 1 if self._at[0] == round else 0)
+        self._next_act(round)
         if step.place is Place.SERVER:
             return self.inner.play(step, round, inboxes, toward)
         letters = Letters(self._kinds, self.experiment.method.holds, self.limits)

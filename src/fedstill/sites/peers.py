@@ -12,15 +12,14 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedstill.core.errors import BadValue, SiteError, WireError
 from fedstill.core.method import Method, Place, Step, steps_of
-from fedstill.core.node import SERVER, Addressed, Inbox, Node
-from fedstill.core.records import Direction, NodeId, Record, State
+from fedstill.core.node import SERVER, Addressed, Inbox
+from fedstill.core.records import Direction, NodeId, Record
 from fedstill.engines import scoring
 from fedstill.engines.checkpoint import Saved
 from fedstill.engines.engine import Outcome
@@ -31,6 +30,7 @@ from fedstill.engines.scoring import Scores
 from fedstill.federation.sampling import Sampler
 from fedstill.sites import words
 from fedstill.sites.away import Patience, check_kind
+from fedstill.sites.own_node import OwnNode
 from fedstill.sites.words import Hello
 from fedstill.wire import codec
 
@@ -85,7 +85,7 @@ class Mesh(Protocol):
         """Whether a peer has not been connected for longer."""
 
 
-class Peers:
+class Peers(OwnNode):
     """One peer's own node, and the others as far as they are heard."""
 
     name = "peers"
@@ -94,11 +94,9 @@ class Peers:
         self, inner: InProcess, mesh: Mesh, standing: Hello, patience: Patience | None = None
     ):
         check_no_server(inner.experiment.method)
-        self.inner, self.mesh, self.standing = inner, mesh, standing
+        super().__init__(inner, standing.node)
+        self.mesh, self.standing = mesh, standing
         self.patience = patience or Patience()
-        self.notes = inner.notes
-        self.me = standing.node
-        self.population = inner.population
         self.experiment = replace(
             inner.experiment, sampling=Catching(inner.experiment.sampling, self)
         )
@@ -106,39 +104,12 @@ class Peers:
         self.round = 0  # where it stands
         self._kinds = kinds_of(inner.experiment.method)
         self._pool = ThreadPoolExecutor(max(1, len(self.others)))
-        self._at = (-1, 0)  # the round, and the number of the act in it
-
-    def save(
-        self,
-        folder: Path,
-        round: int,
-        *,
-        digest: str,
-        keep: int = 2,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        """A checkpoint of this peer's memory."""
-        self.inner.save(folder, round, digest=digest, keep=keep, extra=extra)
 
     def load(self, folder: Path, *, digest: str | None) -> Saved | None:
         """Go on from the newest checkpoint that is whole."""
-        saved = self.inner.load(folder, digest=digest)
+        saved = super().load(folder, digest=digest)
         self.round = 0 if saved is None else saved.round
         return saved
-
-    def memory(self, node: NodeId) -> State | None:
-        """What this peer remembers; others keep theirs to themselves."""
-        return self.inner.memory(node) if node == self.me else None
-
-    def spilling_to(self, folder: Path) -> AbstractContextManager[None]:
-        """For a while, put memories beyond the limit into files of this folder."""
-        return self.inner.spilling_to(folder)
-
-    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
-        """This peer as a step sees it."""
-        if id != self.me:
-            raise SiteError(f"{id} is at its own place, not here")
-        return self.inner.node(id, round, step)
 
     def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
         """This peer's model on its own tests."""
@@ -154,7 +125,7 @@ class Peers:
         toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
         """Play one's own node, say what it leaves, and hear those whose word is due."""
-        self._at = (round, self._at[1] + 1 if self._at[0] == round else 0)
+        self._next_act(round)
         outcomes = {id: Outcome() for id in inboxes}
         if self.me not in inboxes:
             return outcomes
