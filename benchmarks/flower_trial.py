@@ -32,7 +32,7 @@ from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy
 
 METHODS = ("fedavg", "feddm")
-STARTING = 180.0  # seconds for a process to be there
+STARTING = 600.0  # seconds for a process to be there, on a machine with much to do
 NOBODY = 65534  # a user, and a group, without rights
 
 STRANGER_SERVER = """\

@@ -65,7 +65,7 @@ def test_a_strangers_code_is_refused_by_the_filter_and_runs_without_it(tmp_path:
         # The control: at the SuperLink itself the same command is taken, from anybody.
         accepted, found = made.stranger(made.inner)
         assert accepted.returncode == 0, accepted.stdout + accepted.stderr
-        wait(lambda: found.exists() and len(found.read_text().splitlines()) == 3, "code", 180)
+        wait(lambda: found.exists() and len(found.read_text().splitlines()) == 3, "code", 600)
         lines = found.read_text().splitlines()
         assert all("code of a stranger ran as user" in line for line in lines)
         if made.as_nobody:
@@ -79,9 +79,9 @@ def test_a_killed_node_comes_back_and_the_tables_are_those_of_an_unbroken_run(
     with consortium(tmp_path, "scaffold", 2, gone=300) as made:
         name = next(iter(made.data))
         made.submit()
-        wait(lambda: "1 update" in answers(made, name), "the first act", 300)
+        wait(lambda: "1 update" in answers(made, name), "the first act", 900)
         made.processes.end(f"node-{name}")
-        until = time.monotonic() + 240
+        until = time.monotonic() + 900
         # The SuperLink lets a node in again when the old one's sign of life has run out.
         while time.monotonic() < until and not (made.run_folder() / "summary.json").exists():
             if not made.alive(f"node-{name}"):
@@ -97,7 +97,7 @@ def test_a_killed_superlink_starts_again_and_the_run_goes_on_from_its_checkpoint
     with consortium(tmp_path, "scaffold", 2, gone=300) as made:
         name = next(iter(made.data))
         made.submit()
-        wait(lambda: "2 update" in answers(made, name), "the second round", 600)
+        wait(lambda: "2 update" in answers(made, name), "the second round", 900)
         made.processes.end("superlink")  # and the ServerApp, which it had started
         assert not (made.run_folder() / "summary.json").exists()
         made.start_link()

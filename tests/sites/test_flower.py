@@ -15,6 +15,9 @@ from fedstill.sites.flower import PART, Nodes
 KEYS = {"north": b"key of north", "south": b"key of south"}
 
 
+QUICK: dict[str, Any] = {"poll": 0.001, "look": 0.002, "least": 0.0}
+
+
 def node(id: int, key: bytes, name: str = "") -> Any:
     return SimpleNamespace(node_id=id, public_key=key + b"\n", name=name)
 
@@ -61,7 +64,7 @@ def echo(id: str, message: Any) -> list[Any]:
 
 
 def over(grid: FakeGrid, lost: float = 0.05, **more: Any) -> Nodes:
-    return Nodes(grid, KEYS, lost, poll=0.001, look=0.002, write=written, **more)
+    return Nodes(grid, KEYS, lost, write=written, **{**QUICK, **more})
 
 
 def test_each_site_is_asked_at_the_node_that_has_its_key() -> None:
@@ -133,6 +136,11 @@ def test_a_question_under_work_is_waited_for_beyond_the_time_for_faults() -> Non
 def test_a_site_that_never_answers_is_silent_at_the_deadline() -> None:
     found = over(FakeGrid(lambda id, message: [])).ask({"north": b"a"}, 0.05)
     assert found == {"north": Silence("no answer within 0.05 s")}
+
+
+def test_no_site_is_given_less_time_than_flower_itself_takes() -> None:
+    found = over(FakeGrid(lambda id, message: []), least=0.1).ask({"north": b"a"}, 0.01)
+    assert found == {"north": Silence("no answer within 0.1 s")}
 
 
 def test_a_coordinator_that_is_told_to_stop_asks_no_longer() -> None:

@@ -21,6 +21,7 @@ PART = "fedstill"  # the record in which bytes travel
 KIND = "query.fedstill"  # the message type that the ClientApp answers
 POLL = 0.25  # seconds between two looks for answers
 LOOK = 3.0  # seconds between two looks at who is connected, and between two questions after a fault
+LEAST = 60.0  # seconds for any answer: Flower itself takes ten of them, more on a busy machine
 LOST = Silence("its SuperNode is not connected")
 
 
@@ -59,6 +60,7 @@ class Nodes:
     stopped: Callable[[], bool] = lambda: False
     poll: float = POLL
     look: float = LOOK
+    least: float = LEAST
     write: Callable[[bytes, int, float], Any] = message
     _ids: dict[NodeId, int] = field(default_factory=dict)  # as seen at the last look
     _looked: float = float("-inf")
@@ -90,6 +92,7 @@ class Nodes:
         self, requests: Mapping[NodeId, bytes], seconds: float
     ) -> dict[NodeId, bytes | Silence]:
         """All at once; whoever fails or is away is asked again while its fault lasts no longer."""
+        seconds = max(seconds, self.least)
         until = time.monotonic() + seconds
         open_ = {site: _Question(data) for site, data in requests.items()}
         found: dict[NodeId, bytes | Silence] = {}
