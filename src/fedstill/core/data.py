@@ -341,10 +341,10 @@ class Data:
 
     def inputs(self, index: Tensor) -> Tensor:
         """As `take`, without the labels."""
-        if len(self.parts) > 1:
+        if len(self.parts) != 1:
             return self.take(index).x
-        (part,) = self.parts
-        return part.pool.inputs(chosen(part.rows, index))
+        pool, rows = self.parts[0]
+        return pool.inputs(chosen(rows, index))
 
     def all(self) -> Batch:
         """Every example at once."""
