@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.core import trees
-from fedstill.core.optim import SGD, Adam, Optimizer, Scheduled, rated, scheduled
+from fedstill.core.optim import SGD, Adam, Clipped, Optimizer, Scheduled, rated, scheduled
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 
@@ -167,6 +167,26 @@ def test_a_rate_that_lies_in_the_memory_gives_the_same_steps_bit_for_bit(base: A
         plain, memory = base.step(plain, grads, memory)
         other, held = kept.step(other, grads, held)
         assert all(torch.equal(plain[name], other[name]) for name in value)
+
+
+def test_gradients_longer_than_allowed_are_shortened_to_that_length() -> None:
+    value = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
+    gradient = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}  # of length 5
+    moved, _ = Clipped(SGD(1.0), 1.0).step(value, gradient, ())
+    assert moved["a"].tolist() == pytest.approx([1 - 0.6])
+    assert moved["b"].tolist() == pytest.approx([2 - 0.8])
+    same, _ = Clipped(SGD(1.0), 5.5).step(value, gradient, ())
+    assert same["a"].tolist() == [-2.0] and same["b"].tolist() == [-2.0]
+
+
+def test_lengths_of_stacked_gradients_are_those_of_each() -> None:
+    gradients = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+
+    def moved(gradient: torch.Tensor) -> torch.Tensor:
+        return Clipped(SGD(1.0), 1.0).step(torch.zeros(2), gradient, ())[0]
+
+    together = torch.func.vmap(moved)(gradients)
+    assert torch.allclose(together, torch.tensor([[-0.6, -0.8], [-0.3, -0.4]]))
 
 
 def test_adam_moves_many_tensors_together_as_each_alone_bit_for_bit() -> None:

@@ -210,3 +210,8 @@ def test_clients_may_step_by_adam() -> None:
         DynaFed(rule="adam", momentum=0.9)
     with pytest.raises(BadValue, match="least_averaged must be at most expert_steps"):
         DynaFed(least_averaged=4, expert_steps=3)
+
+
+def test_the_released_preset_distils_twenty_five_weights_with_the_first() -> None:
+    # The path begins with the weights before round 1 and is distilled once it is longer than that.
+    assert DynaFed(**DynaFed.presets["released"]).path_rounds + 1 == 25

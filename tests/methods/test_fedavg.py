@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import Inbox, Node, Weights
+from fedstill.core import Inbox, Node, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
+from fedstill.engines.play.batched import Batched
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg, Global, Up
 from fedstill.methods.fednova import FedNova
@@ -48,6 +49,33 @@ def test_a_full_batch_round_is_a_step_on_the_weighted_mean_gradient(
     engine, _ = played(method, world, rounds=1)
     for name, reached in engine.states[SERVER].weights.items():
         assert torch.allclose(reached, expected[name], atol=1e-6)
+
+
+def test_a_rate_that_decays_is_that_share_of_the_one_before() -> None:
+    world, method = vectors(), FedAvg(lr=0.5, batch_size=100, rate_decay=0.5)
+    weights = start_of(method, world)
+    for lr in (0.5, 0.25, 0.125):
+        weights = stepped(world, world.clients, [20, 27, 23, 30], weights, lr)
+    engine, _ = played(method, world, rounds=3)
+    for name, reached in engine.states[SERVER].weights.items():
+        assert torch.allclose(reached, weights[name], atol=1e-6)
+
+
+def test_a_client_moves_no_further_in_a_step_than_rate_times_clip() -> None:
+    world, method = vectors(), FedAvg(lr=0.5, batch_size=100, clip=0.01)
+    start = start_of(method, world)
+    engine, _ = played(method, world, rounds=1, sampling=Scripted({1: ["c0", "c1", "c2"]}))
+    moved = algebra.sub(engine.states[SERVER].weights, start)
+    assert float(algebra.square(moved)) ** 0.5 == pytest.approx(0.5 * 0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedNova, Scaffold])
+def test_stacked_clients_learn_at_the_rate_and_length_of_those_in_turn(kind: type[FedAvg]) -> None:
+    world, method = vectors(), kind(lr=0.5, batch_size=10, rate_decay=0.5, clip=0.2)
+    alone, _ = played(method, world, rounds=2)
+    stacked, _ = played(method, world, rounds=2, engine=Batched)
+    for name, reached in alone.states[SERVER].weights.items():
+        assert torch.allclose(stacked.states[SERVER].weights[name], reached, atol=1e-5)
 
 
 def test_only_those_who_are_awake_are_averaged() -> None:

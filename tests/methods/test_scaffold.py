@@ -30,6 +30,23 @@ def test_one_full_batch_step_a_round_is_gradient_descent_on_the_mean_loss() -> N
         assert torch.allclose(reached, weights[name], atol=1e-6)
 
 
+@pytest.mark.parametrize("correction", ["gradient", "step"])
+def test_controls_cancel_at_a_rate_that_decays_too(correction: str) -> None:
+    world = vectors()
+    method = Scaffold(lr=0.5, batch_size=100, rate_decay=0.5, correction=correction)  # type: ignore[arg-type]
+    weights: Weights = engine_for(method, world).node(SERVER, 0, "look").state.weights
+    held = [world.party(client).data.all() for client in world.clients]
+
+    def loss(w: Weights) -> torch.Tensor:
+        return sum(cross_entropy(world.server_model(w, x), y) for x, y in held) / len(held)
+
+    for rate in (0.5, 0.25, 0.125):
+        weights = algebra.add(weights, torch.func.grad(loss)(weights), -rate)
+    engine, _ = played(method, world, rounds=3)
+    for name, reached in engine.states[SERVER].weights.items():
+        assert torch.allclose(reached, weights[name], atol=1e-6)
+
+
 def test_after_one_full_batch_step_a_control_is_the_clients_gradient() -> None:
     world, method = vectors(), Scaffold(lr=0.5, batch_size=100)
     start = engine_for(method, world).node(SERVER, 0, "look").state.weights

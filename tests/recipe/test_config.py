@@ -125,7 +125,9 @@ def test_a_base_method_is_a_name_or_a_table_and_is_written_out(base, overrides, 
 def test_a_table_without_a_name_changes_the_base_of_the_preset():
     method = {"name": "fedftg", "preset": "paper", "base": {"epochs": 2}}
     (recipe,) = checked({**BASE, "method": method})
-    assert recipe.method.base == FedAvg(lr=0.1, epochs=2, batch_size=50, weight_decay=1e-3)
+    assert recipe.method.base == FedAvg(
+        lr=0.1, epochs=2, batch_size=50, weight_decay=1e-3, rate_decay=0.998, clip=10.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,24 @@ def rated(optimizer: SGD | Adam) -> Rated:
 
 
 @dataclass(frozen=True)
+class Clipped:
+    """Another optimiser, whose gradients are shortened to a length where they are longer."""
+
+    base: Optimizer
+    longest: float
+
+    def start(self, value: Any) -> Any:
+        return self.base.start(value)
+
+    def step(self, value: T, gradient: T, memory: Any) -> tuple[T, Any]:
+        squares = [tensor.square().sum() for tensor in trees.tensors(gradient)]
+        length = torch.stack(squares).sum().sqrt()
+        share = (self.longest / length.clamp(min=self.longest)).detach()
+        shorter = trees.map_tensors(lambda tensor: tensor * share, gradient)
+        return self.base.step(value, shorter, memory)
+
+
+@dataclass(frozen=True)
 class PerEntry:
     """Another optimiser for each entry of a dict."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedstill.core import (
+    SGD,
     Adam,
     Data,
     Inbox,
@@ -27,7 +28,7 @@ from fedstill.core import (
     minimize,
     seeds,
 )
-from fedstill.core.optim import Optimizer, PerEntry
+from fedstill.core.optim import PerEntry
 from fedstill.core.ranges import Count, Positive, Whole
 from fedstill.core.records import Pictured
 from fedstill.methods import fedavg
@@ -67,7 +68,8 @@ class DynaFed(FedAvg):
     # A run of twenty rounds would end before the default path of twenty-five rounds is complete.
     presets: ClassVar = {
         "twenty rounds": {"path_rounds": 10, "expert_steps": 2},
-        "released": {"rule": "adam", "lr": 1e-3, "weighting": "uniform", "least_averaged": 2},
+        "released": {"rule": "adam", "lr": 1e-3, "weighting": "uniform", "least_averaged": 2,
+                     "path_rounds": 24},  # 25 weights with the first
         "small": {
             "lr": 0.1, "batch_size": 8, "path_rounds": 2, "per_class": 3, "synthesis_steps": 3,
             "expert_steps": 1, "inner_steps": 2, "tune_epochs": 8, "tune_batch": 8,
@@ -186,7 +188,7 @@ class DynaFed(FedAvg):
         return algebra.mean([path[begin + 1 + ahead] for ahead in drawn])
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> SGD | Adam:
         if self.rule == "adam":
             return Adam(self.lr, weight_decay=self.weight_decay)
         return super().optimizer

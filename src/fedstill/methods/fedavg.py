@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Never
 
 from torch import Tensor
 
 from fedstill.core import (
     SGD,
+    Adam,
     Batch,
     Batches,
     Inbox,
@@ -34,8 +35,8 @@ from fedstill.core import (
 from fedstill.core.content import Amount
 from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
-from fedstill.core.optim import Optimizer
-from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Whole
+from fedstill.core.optim import Clipped, Optimizer, rated
+from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Share, Whole
 from fedstill.parts.class_balance import (
     UNSAFE,
     ClassWeights,
@@ -86,6 +87,8 @@ class FedAvg(Method):
     batch_size: Count = 32
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
+    rate_decay: Share = 1.0  # of the rate, each round
+    clip: Positive | None = None  # length to which longer gradients of a step are shortened
     weighting: Literal["examples", "uniform"] = "examples"
     class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
     sampling: Sampling = "shuffled"  # of local examples: each once an epoch, or classes alike
@@ -141,8 +144,8 @@ class FedAvg(Method):
         """Weights after the local epochs, and the number of steps they took."""
         batches, mechanism = self.training(client, client.model, start)
         weights = await minimize(
-            self.objective, client.model, start, batches, self.optimizer, mechanism=mechanism,
-            start=start, **self.weighing(client),
+            self.objective, client.model, start, batches, self.optimizer_in(client.round),
+            mechanism=mechanism, start=start, **self.weighing(client),
         )  # fmt: skip
         return weights, len(batches)
 
@@ -193,8 +196,19 @@ class FedAvg(Method):
         return task_loss(model(weights, batch.x), batch.y, class_weights)
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> SGD | Adam:
         return SGD(self.lr, self.momentum, self.weight_decay)
+
+    def optimizer_in(self, round: int) -> Optimizer:
+        """How clients learn in a round: at a rate that has fallen, with gradients cut to length."""
+        base: Optimizer = self.optimizer
+        if self.rate_decay != 1:
+            base = rated(replace(self.optimizer, lr=self.rate_in(round)))
+        return base if self.clip is None else Clipped(base, self.clip)
+
+    def rate_in(self, round: int) -> float:
+        """The rate of a round; the first has the whole one."""
+        return self.lr * self.rate_decay ** (round - 1)
 
     def network_for(self, node: Node[Any], who: NodeId) -> Model:
         return node.model

@@ -88,6 +88,7 @@ class FedDualMatch(Method):
 
     presets: ClassVar = {
         "sgd": {"tuning": "sgd", "tune_lr": 0.01, "tune_momentum": 0.9},
+        "best": {"tuning": "sgd", "tune_lr": 0.01, "tune_momentum": 0.9},  # on held-out data
         "interleaved": {"interleave": True},
         "iterations": {"tune_steps": 500},
         "sweep": {"sweep": True},

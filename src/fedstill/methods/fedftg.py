@@ -32,6 +32,11 @@ class Memory(Tuned):
     image_generator: Weights
 
 
+RELEASED_BASE = FedAvg(  # of the released code
+    lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3, rate_decay=0.998, clip=10.0
+)
+
+
 @dataclass(frozen=True)
 class FedFTG(FineTuner):
     """Generator: Σ_i α_{i,y} (CE of client i - distance from client i to the student) + diversity.
@@ -42,11 +47,11 @@ class FedFTG(FineTuner):
 
     presets: ClassVar = {
         "paper": {
-            "base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3),
+            "base": RELEASED_BASE,
             "one_by_one": True, "distil_decay": 1e-3, "reuse_draws": True,
         },
         "cifar100": {
-            "base": FedAvg(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-3), "latent": 256,
+            "base": RELEASED_BASE, "latent": 256,
             "one_by_one": True, "distil_decay": 1e-3, "reuse_draws": True,
         },
         "dfrd": {

@@ -126,12 +126,12 @@ class FedGen(FedAvg):
         if client.round > 1 and (self.alpha or self.beta):
             batches, mechanism = self.draws(client, real)
             weights = await minimize(
-                self.guided, model, start, batches, self.optimizer, mechanism=mechanism,
-                generator=generator, **self.weighing(client),
+                self.guided, model, start, batches, self.optimizer_in(client.round),
+                mechanism=mechanism, generator=generator, **self.weighing(client),
             )  # fmt: skip
         else:
             weights = await minimize(
-                self.objective, model, start, real.batches, self.optimizer,
+                self.objective, model, start, real.batches, self.optimizer_in(client.round),
                 mechanism=real.mechanism, start=start, **self.weighing(client),
             )  # fmt: skip
         counts = client.data.counts(client.model.classes).to(client.device)

@@ -172,8 +172,8 @@ class HeteroFL(FedAvg):
         )
         batches, mechanism = self.training(client, model, start)
         weights = await minimize(
-            self.objective, model, start, batches, self.optimizer, mechanism=mechanism,
-            start=start, held=mask, **self.weighing(client),
+            self.objective, model, start, batches, self.optimizer_in(client.round),
+            mechanism=mechanism, start=start, held=mask, **self.weighing(client),
         )  # fmt: skip
         return weights, len(batches)
 

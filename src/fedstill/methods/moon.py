@@ -54,8 +54,9 @@ class Moon(FedAvg):
         model = self.network(client)
         batches, mechanism = self.training(client, model, start)
         weights = await minimize(
-            self.contrasted, model, start, batches, self.optimizer, mechanism=mechanism,
-            start=start, previous=client.state.previous, **self.weighing(client),
+            self.contrasted, model, start, batches, self.optimizer_in(client.round),
+            mechanism=mechanism, start=start, previous=client.state.previous,
+            **self.weighing(client),
         )  # fmt: skip
         client.state = Own(weights)
         return Up(weights, len(client.data))

@@ -102,18 +102,20 @@ class Scaffold(FedAvg):
         own = client.state.control
         batches, mechanism = self.training(client, client.model, start)
         drift = algebra.sub(common, own)
+        optimizer, rate = self.optimizer_in(client.round), self.rate_in(client.round)
         if self.correction == "gradient":
             weights = await minimize(
-                self.corrected, client.model, start, batches, self.optimizer,
+                self.corrected, client.model, start, batches, optimizer,
                 mechanism=mechanism, start=start, drift=drift, **self.weighing(client),
             )  # fmt: skip
         else:
+            fallen = drift if rate == self.lr else algebra.scale(drift, rate / self.lr)
             weights = await minimize(
-                self.uncorrected, client.model, start, batches, self.optimizer,
-                project=self.moved_back, mechanism=mechanism, start=start, drift=drift,
+                self.uncorrected, client.model, start, batches, optimizer,
+                project=self.moved_back, mechanism=mechanism, start=start, drift=fallen,
                 **self.weighing(client),
             )  # fmt: skip
-        change = controls.change(common, start, weights, len(batches), self.lr)
+        change = controls.change(common, start, weights, len(batches), rate)
         client.state = Own(algebra.add(own, change))
         return Up(weights, len(client.data), change)
 

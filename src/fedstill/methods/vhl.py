@@ -132,12 +132,12 @@ class VHL(FedAvg):
         if self.alpha or self.weight:
             batches, mechanism = self.mixed(client, real)
             weights = await minimize(
-                self.aligned, model, start, batches, self.optimizer, mechanism=mechanism,
-                **self.weighing(client),
+                self.aligned, model, start, batches, self.optimizer_in(client.round),
+                mechanism=mechanism, **self.weighing(client),
             )  # fmt: skip
         else:
             weights = await minimize(
-                self.objective, model, start, real.batches, self.optimizer,
+                self.objective, model, start, real.batches, self.optimizer_in(client.round),
                 mechanism=real.mechanism, start=start, **self.weighing(client),
             )  # fmt: skip
         return Up(weights, len(client.data))
