@@ -110,6 +110,15 @@ def names(folder: Path) -> list[str]:
     return [each["name"] for each in content(found_in([folder]))["methods"]]
 
 
+def test_an_audit_is_shown_without_the_points_of_its_curves(tmp_path: Path) -> None:
+    handmade.run_folder(tmp_path / "run")
+    findings = [{"subject": "DP-SGD", "auc": 0.7, "curve": [[i / 300, 0.5] for i in range(300)]}]
+    (tmp_path / "audit.json").write_text(json.dumps({"findings": findings, "notes": ["one"]}))
+    (audit,) = content(found_in([tmp_path]))["audits"]
+    shown = {"subject": "DP-SGD", "auc": 0.7, "curve": "300 values, in the file"}
+    assert audit["content"] == {"findings": [shown], "notes": ["one"]}
+
+
 def test_images_of_another_form_are_refused_and_left_out(tmp_path: Path) -> None:
     run = handmade.run_folder(tmp_path / "run")
     handmade.images(run, rounds=(2, 4))

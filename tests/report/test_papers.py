@@ -105,18 +105,26 @@ def test_characters_that_latex_would_read_are_shown():
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")
-def test_a_table_compiles(tmp_path, runs):
+def test_a_table_and_a_figure_compile_together(tmp_path, runs):
+    """A page with both columns of a paper; the figure stands in it as vectors."""
     table = compare(runs, against="fedavg").as_latex()
+    figure = plots.curve_figure(runs, "round")
+    figure.savefig(tmp_path / "curves.pdf")
     (tmp_path / "page.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs}\\usepackage[utf8]{inputenc}\n"
-        f"\\begin{{document}}\n{table}\\end{{document}}\n"
+        "\\documentclass[twocolumn]{article}\\usepackage{booktabs,graphicx}\n"
+        "\\pdfcompresslevel=0 \\pdfobjcompresslevel=0\n"
+        f"\\begin{{document}}\n{table}\\begin{{figure}}\n"
+        "\\includegraphics[width=\\columnwidth]{curves.pdf}\\caption{Accuracy by round.}\n"
+        "\\end{figure}\\end{document}\n"
     )
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
-    assert (tmp_path / "page.pdf").stat().st_size > 1000
+    written = (tmp_path / "page.pdf").read_bytes()
+    assert b"/PTEX.FileName (./curves.pdf)" in written and b"/Subtype /Form" in written
+    assert b"/Subtype /Image" not in written
 
 
 def test_scores_on_held_out_examples_are_called_so(tmp_path):

@@ -25,6 +25,7 @@ MOST_CURVES = 20  # clients that have curves of their own
 MOST_CLIENTS = 200  # in the table of who holds what
 MOST_ROWS = 400  # of a table of notes or of what was spent
 MOST_CELLS = 60  # rows and columns of a matrix
+MOST_LISTED = 24  # entries of a list in an audit
 BY_CLASS = ("recall", "confusion")  # metrics of several numbers, shown as tables
 
 
@@ -81,7 +82,7 @@ def content(found: Found, *, title: str | None = None, images: int = 3_500_000) 
         "partitions": partitions.values,
         "recipes": recipes.values,
         "shifts": _json_files(found.folders, "shift.json"),
-        "audits": _json_files(found.folders, "audit.json"),
+        "audits": _shortened(_json_files(found.folders, "audit.json")),
         "remarks": [*notes, *found.missing],
     }
     page["images"] = pictures_of(listed, [methods[id(run)] for run in listed], images)
@@ -380,6 +381,24 @@ def _json_files(folders: Sequence[Path], name: str) -> list[dict[str, Any]]:
             value = {"cannot be read": str(error)}
         found.append({"folder": str(path.parent), "content": _plain(value)})
     return found
+
+
+def _shortened(value: Any) -> Any:
+    """The same without long lists, such as the points of a curve, and without empty columns."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(item) for name, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    plain = not any(isinstance(item, Mapping) for item in value)
+    if plain and len(value) > MOST_LISTED:
+        return f"{len(value)} values, in the file"
+    told = {name for item in value if isinstance(item, Mapping) for name in item if item[name]}
+    return [
+        _shortened({name: item[name] for name in item if name in told})
+        if isinstance(item, Mapping)
+        else _shortened(item)
+        for item in value
+    ]
 
 
 def _csv(path: Path) -> dict[str, Any] | None:
