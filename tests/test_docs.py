@@ -47,6 +47,17 @@ def test_blocks_marked_as_runnable_run(
                 assert result.exit_code == 0, f"{line}: {result.output}"
 
 
+WIDEST = 110
+MADE = {"ledger.md"}  # by a command, a line for each cell
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_pages_are_wrapped_but_for_tables_and_code(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    long = [line for line in text.splitlines() if len(line) > WIDEST and not line.startswith("|")]
+    assert page.name in MADE or not long, long
+
+
 class Links(HTMLParser):
     """Where a page leads to, what it loads, and what can be pointed at in it."""
 
