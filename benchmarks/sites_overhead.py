@@ -51,7 +51,8 @@ def echo(folder: str, name: str, address: str) -> None:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--sites", type=int, default=3)
-    asked.add_argument("--echo", nargs=3)
+    asked.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    asked.add_argument("--echo", nargs=3, metavar=("FOLDER", "NAME", "ADDRESS"))
     given = asked.parse_args()
     if given.echo:
         echo(*given.echo)
@@ -69,7 +70,8 @@ def main() -> None:
     try:
         missing = calls.here.wait_for(names, 900)
         assert not missing, missing
-        for title, (size, times) in SIZES.items():
+        for title in given.sizes:
+            size, times = SIZES[title]
             data, seconds = os.urandom(size), []
             for _ in range(times):
                 began = time.perf_counter()

@@ -61,7 +61,7 @@ def killed_site(folder: Path) -> str:
     everybody["coordinator"] = consortium.coordinator()
     victim = next(iter(consortium.data))
     kills = 0
-    for times in range(1, 5):
+    for times in range(1, 4):
         wait_for(consortium.log(victim), "bytes in", 2 * times)  # hello, then acts
         if everybody[victim].poll() is None:
             everybody[victim].kill()

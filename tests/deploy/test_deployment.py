@@ -21,7 +21,7 @@ from fedstill.core.errors import BadValue, RecipeError, SiteError
 from fedstill.deploy import coordinator
 from fedstill.deploy import folder as folders
 from fedstill.deploy import site as sites
-from fedstill.deploy.board import ask_to_stop, read_board
+from fedstill.deploy.board import Board, Row, ask_to_stop, read_board
 from fedstill.deploy.place import faults
 from fedstill.recipe import checked
 from fedstill.recipe.toml import toml_text
@@ -236,6 +236,20 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     assert "nothing was asked yet" in run("site", "status", place)
     assert "nothing runs in" in run("deploy", "status", str(out))
     assert "give --address" in run("deploy", "make", str(recipe), "--out", str(tmp_path / "d"))
+
+
+def test_whoever_watches_may_come_before_the_run(make: Made) -> None:
+    consortium, found = make(), []
+    words = ["deploy", "status", str(consortium.out), "--watch"]
+    watching = threading.Thread(target=lambda: found.append(CliRunner().invoke(app, words)))
+    watching.start()
+    watching.join(0.5)
+    assert watching.is_alive()
+    run = consortium.out / "coordinator" / "run"
+    run.mkdir(exist_ok=True)
+    Board("trial", run, {name: Row() for name in NAMES}, ended=True).write()
+    watching.join(30)
+    assert "nothing runs in" in found[0].output and "north" in found[0].output
 
 
 def test_a_method_that_shows_examples_is_joined_only_on_purpose(make: Made) -> None:

@@ -175,12 +175,16 @@ def deploy_status(
     from rich.console import Console
     from rich.live import Live
 
-    from fedstill.deploy.board import read_board
+    from fedstill.deploy.board import FILE, read_board
 
     place, screen = folder / "coordinator" / "run", Console()
     if not watch:
         screen.print(_table(read_board(place)))
         return
+    if not (place / FILE).exists():
+        screen.print(f"nothing runs in {place} yet; waiting for `fedstill deploy start`")
+    while not (place / FILE).exists():
+        time.sleep(0.2)
     with Live(_table(read_board(place)), console=screen) as live:
         while not (found := read_board(place))["ended"]:
             live.update(_table(found))
