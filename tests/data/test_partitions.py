@@ -1,7 +1,6 @@
 """Splits cover what they promise, are the same for the same seed, and refuse the impossible."""
 
 import hashlib
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -389,27 +388,3 @@ def test_a_faulty_file_is_refused_by_name(name, text, message, tmp_path):
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         partitioned(image_set([0, 1, 0, 1]), FromFile(str(tmp_path / name)), seed=0)
-
-
-def test_a_plain_split_is_checked_by_one_look_at_all_rows(monkeypatch):
-    def one_by_one(*words):
-        raise AssertionError("a client was looked at alone")
-
-    module = sys.modules["fedstill.data.partitioned"]
-    monkeypatch.setattr(module, "checked_rows", one_by_one)
-    made = partitioned(image_set([0, 1, 0, 1, 0]), Iid(2), seed=0)
-    assert sorted(row for site in made.sites for row in site.rows) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [([[0, 1], [1, 2]], "row 1 stands 2 times"), ([[0], [4]], "from 4 to 4"),
-     ([[0, 1], [-1, 2]], "from -1 to 2")],
-)  # fmt: skip
-def test_arrays_with_mistakes_are_named_as_lists_are(rows, message):
-    class Careless(Partition):
-        def split(self, labels, seed):
-            return [np.array(own, dtype=np.int64) for own in rows]
-
-    with pytest.raises(DataError, match=message):
-        partitioned(image_set([0, 1, 0, 1]), Careless(), seed=0)

@@ -64,27 +64,12 @@ def _checked(
 ) -> dict[str, Rows]:
     """The split, if every row exists and belongs to one client; a rule of one's own may err."""
     where = type(partition).__name__
-    if _plainly_right(parts, len(image_set.train)):
-        return dict(parts)
     found = {
         name: checked_rows(f"{where}: client {name!r}", rows, len(image_set.train))
         for name, rows in parts.items()
     }
     check_disjoint(where, found)
     return found
-
-
-def _plainly_right(parts: Mapping[str, Rows], examples: int) -> bool:
-    """Whether all rows exist and stand once, by one look at everybody's: there may be many."""
-    plain = all(
-        isinstance(rows, np.ndarray) and rows.dtype == np.int64 and rows.ndim == 1 and len(rows)
-        for rows in parts.values()
-    )
-    if not plain or not parts:
-        return False
-    rows = np.concatenate(list(parts.values()))
-    inside = rows.min() >= 0 and rows.max() < examples
-    return bool(inside and np.bincount(rows, minlength=examples).max() == 1)
 
 
 def divided(
