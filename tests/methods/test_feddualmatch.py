@@ -324,7 +324,7 @@ def taken(method: FedDualMatch, world: World) -> list[list[int]]:
 
     class Spy(InProcess):
         def _run(self, loop: Any, node: Any) -> Any:
-            if "head.weight" in loop.carry[0]:
+            if isinstance(loop.carry[0], dict) and "head.weight" in loop.carry[0]:
                 sizes.append([len(batch.y) for batch in loop.batches])
             return super()._run(loop, node)
 

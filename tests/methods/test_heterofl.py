@@ -178,7 +178,7 @@ def test_masked_logits_are_zero_and_rows_of_lacking_classes_are_not_averaged() -
     logits = model(weights, batch.x)
     logits[:, 2] = 0  # not minus infinity
     expected = cross_entropy(logits, batch.y)
-    found = method.objective(model, weights, batch, weights, mask)
+    found = method.objective(model, weights, batch, weights, held=mask)
     assert float(found) == pytest.approx(float(expected))
     start = engine_for(method, world).node(SERVER, 0, "look").state.weights
     away = Scripted({1: ["c1", "c2", "c3"]})
