@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,20 @@ def test_late_broken_replayed_and_forged_words_are_absences_by_name() -> None:
     }.items():
         text = alone_with(Said(**{**head, name: value}, **rest)).absent
         assert text.startswith("spoke of")
+
+
+def test_a_peer_that_slept_through_a_round_is_not_waited_for_until_the_deadline() -> None:
+    method, world, meeting = small(METHODS["desa"]), worlds.pictures(), Meeting()
+    own = peer(method, world, meeting, "c0")  # it would wait for 600 seconds
+    other = ThreadMesh(meeting, "c1")
+
+    def heard() -> Any:
+        return own._fetched("c1", 4, 0, time.monotonic() + 600)
+
+    other.say("standing", codec.encode(Standing(STANDING.replace(node="c1"), 5, False)))
+    assert heard() == "it slept through this round"
+    other.say("4/0", b"a word", "c0")
+    assert heard() == b"a word"  # said before it went on
 
 
 def test_a_returning_peer_sleeps_through_rounds_that_more_than_half_have_left(

@@ -166,23 +166,31 @@ class Peers(OwnNode):
         seconds = self.patience.step if round else self.patience.start
         until, number = time.monotonic() + seconds, self._at[1]
         asked = {
-            peer: self._pool.submit(self._fetched, peer, f"{round}/{number}", until, round > 0)
-            for peer in speakers
+            peer: self._pool.submit(self._fetched, peer, round, number, until) for peer in speakers
         }
         return {
             peer: self._outcome(step, peer, round, number, future.result())
             for peer, future in asked.items()
         }
 
-    def _fetched(self, peer: NodeId, name: str, until: float, gives_up: bool) -> bytes | str:
+    def _fetched(self, peer: NodeId, round: int, number: int, until: float) -> bytes | str:
         """A peer's word; before the first round nobody is given up, since all must agree there."""
+        name, silent = f"{round}/{number}", False
         while (left := until - time.monotonic()) > 0:
             data = self.mesh.fetch(peer, name, min(left, PIECE))
             if data is not None:
                 return data or "it is rounds further and no longer keeps what it said then"
-            if gives_up and self.mesh.lost(peer, self.patience.gone):
+            if silent:
+                return "it slept through this round"
+            if round and self.mesh.lost(peer, self.patience.gone):
                 return "its connection is lost"
+            silent = round > 0 and self._beyond(peer, round)  # then it is asked once more
         return "nothing was heard in time"
+
+    def _beyond(self, peer: NodeId, round: int) -> bool:
+        """Whether a peer says that it has left a round, of which it then says nothing new."""
+        said = self._standing_of(peer, PIECE)
+        return said is not None and (said.ended or said.round > round)
 
     def _outcome(
         self, step: Step, peer: NodeId, round: int, number: int, data: bytes | str
@@ -221,17 +229,17 @@ class Peers(OwnNode):
     def standings(self, seconds: float = PIECE) -> dict[NodeId, Standing]:
         """Where the others are who are connected and say so in time."""
         here = [peer for peer in self.others if peer in self.mesh.here()]
-        asked = {p: self._pool.submit(self.mesh.fetch, p, STANDING, seconds) for p in here}
-        found = {}
-        for peer, future in asked.items():
-            data = future.result()
-            try:
-                said = None if data is None else codec.decode(data, Standing)
-            except WireError:
-                continue
-            if said is not None and said.hello.node == peer:
-                found[peer] = said
-        return found
+        asked = {peer: self._pool.submit(self._standing_of, peer, seconds) for peer in here}
+        found = {peer: future.result() for peer, future in asked.items()}
+        return {peer: said for peer, said in found.items() if said is not None}
+
+    def _standing_of(self, peer: NodeId, seconds: float) -> Standing | None:
+        data = self.mesh.fetch(peer, STANDING, seconds)
+        try:
+            said = None if data is None else codec.decode(data, Standing)
+        except WireError:
+            return None
+        return said if said is not None and said.hello.node == peer else None
 
     def furthest(self) -> int:
         """The round that more than half of the others have reached; one alone cannot say so."""
