@@ -41,7 +41,7 @@ from fedstill.core import (
 from fedstill.core.content import LARGEST
 from fedstill.core.errors import StepError
 from fedstill.core.method import Place
-from fedstill.engines.engine import Outcome
+from fedstill.engines.engine import Outcome, autograd_gradient
 from fedstill.engines.execution import Execution
 from fedstill.engines.loops import compiled, recorded, stacks
 from fedstill.engines.loops.recorded import CudaGraphs, Recorder, Replay, Unrecordable
@@ -843,3 +843,24 @@ def test_loops_side_by_side_of_one_node_are_stacked_where_they_are_alike(
     method = FedDualMatch(**FedDualMatch.presets["small"])
     worlds.played(method, pictures(), 1, Batched)
     assert sizes == [2] * method.samplings
+
+
+def test_gradients_hang_on_no_graph_whatever_a_networks_own_backward_pass_returns() -> None:
+    """One that can be differentiated twice returns a gradient that can be, in some versions."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            context.save_for_backward(x)
+            return x.square()
+
+        @staticmethod
+        def backward(context: Any, *slopes: Any) -> torch.Tensor:
+            (x,) = context.saved_tensors
+            with torch.enable_grad():
+                return 2 * x * slopes[0]
+
+    grad, loss, _ = autograd_gradient(
+        lambda x: (Twice.apply(x).sum(), {}), torch.tensor([3.0, -1.0])
+    )
+    assert grad.tolist() == [6.0, -2.0] and not grad.requires_grad and not loss.requires_grad

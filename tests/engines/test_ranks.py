@@ -283,7 +283,9 @@ def test_the_command_over_two_ranks_equals_the_command_alone(tmp_path: Path) -> 
     assert done.codes == [0, 0], done.screen
     shutil.rmtree(tmp_path / "cache")
     alone = fedstill("run", recipe, "--out", tmp_path / "one")
-    assert done.screen.replace("/two/", "/one/") == alone.out
+    # Gloo of torch 2.9 says on the screen who is connected.
+    said = [line for line in done.screen.splitlines(True) if not line.startswith("[Gloo]")]
+    assert "".join(said).replace("/two/", "/one/") == alone.out
     for name in NAMES:
         assert_same_run(tmp_path / "one" / name, tmp_path / "two" / name)
     notes = (tmp_path / "two" / "fedavg" / "notes.csv").read_text()

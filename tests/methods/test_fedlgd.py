@@ -290,12 +290,13 @@ def test_each_local_refinement_is_fresh_matching_under_the_weights_that_were_sen
     method = FedLGD(**values)
     own, down, _ = surroundings(method, world, "c0")
     model, (x, y) = world.server_model, world.party("c0").data.all()
+    classes = own.classes.tolist()
 
     def apart(images: Tensor) -> Tensor:
         gaps = [
             model.features(down.weights, images[row]).mean(0)
             - model.features(down.weights, x[y == c]).mean(0)
-            for row, c in enumerate(own.classes.tolist())
+            for row, c in enumerate(classes)
         ]
         return torch.stack([gap.square().sum() for gap in gaps]).sum()
 
