@@ -109,7 +109,7 @@ def autograd_gradient(
         if not loss.requires_grad:  # it depends on no leaf; torch.func gives zeros here
             return algebra.zeros(value), loss, trees.detach(notes)
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    # What a network's own backward pass returns still hangs on its graph in torch 2.9.
+    # In torch 2.9 the zeros of leaves that were not used ask for gradients themselves.
     free = [grad.detach() if grad.requires_grad else grad for grad in grads]
     return trees.with_tensors(value, free), loss.detach(), trees.detach(notes)
 
