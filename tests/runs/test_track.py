@@ -73,6 +73,7 @@ def test_tensorboard_shows_the_runs_numbers_also_after_a_stop(tmp_path):
     assert metrics(tmp_path / "plain") == metrics(tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries that MLflow uses
 def test_mlflow_has_the_same_numbers_in_a_store_of_the_folder(tmp_path):
     tracking = pytest.importorskip("mlflow.tracking", reason="mlflow is not installed")
     recipe = write_recipe(tmp_path, track={"to": ["mlflow"], "project": "mine"})
