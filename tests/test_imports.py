@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -211,3 +213,26 @@ def test_importing_fedstill_brings_nothing_but_torch_and_numpy() -> None:
         "print(json.dumps(sorted(new - sys.stdlib_module_names)))"
     )
     assert set(json.loads(python(code))) <= {"fedstill", "torch", "numpy"}
+
+
+USED_AS = {  # packages that are imported under another name than they are installed by
+    "Pillow": "PIL",
+    "dp-accounting": "dp_accounting",
+    "eclipse-zenoh": "zenoh",
+    "mkdocs-material": "mkdocs",
+    "tensorboard": "torch.utils.tensorboard",
+}
+
+
+def test_every_package_of_an_extra_is_used() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    own = (
+        path.read_text()
+        for folder in (ROOT, ROOT.parents[1] / "docs")
+        for path in folder.rglob("*.py")
+    )
+    text = "\n".join(own)
+    extras = {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
+    packages = {re.split(r"[<>=\[]", one)[0] for each in extras.values() for one in each}
+    unused = [p for p in packages - {"fedstill"} if USED_AS.get(p, p) not in text]
+    assert len(packages) > 8 and not unused
