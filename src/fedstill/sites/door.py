@@ -121,7 +121,8 @@ def _proof(secret: bytes, who: bytes, challenge: bytes) -> bytes:
 
 def _put(call: socket.socket, data: bytes) -> None:
     call.sendall(len(data).to_bytes(SIZE, "little"))
-    call.sendall(data)
+    if data:  # who hears that nothing comes may answer and be gone
+        call.sendall(data)
 
 
 def _taken(call: socket.socket, most: int) -> bytes:
