@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,30 @@ def test_wrapped_tensors_are_told_and_unwrapped() -> None:
     assert slopes.tolist() == [0.0, 2.0, 4.0]
     assert seen == [(True, True, True), (False, False, False), (True, True, False)]
     assert torch_internals.unwrapped(plain) is plain
+
+
+def test_a_torch_that_lacks_something_is_refused_by_name_at_the_start() -> None:
+    class Other:
+        """A torch of another day: nothing of `torch.func`, and no square roots of many."""
+
+        __version__ = "9.0"
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("_C", "_foreach_sqrt"):
+                raise AttributeError(name)
+            return getattr(torch, name)
+
+    torch_internals.check()
+    with pytest.raises(
+        ImportError, match=r"torch 9\.0 has no torch\._C\..*, torch\._foreach_sqrt, "
+    ):
+        torch_internals.check(Other())
+
+
+def test_every_private_name_of_the_file_is_looked_for_at_the_start() -> None:
+    used = set(re.findall(r"torch\.(_[\w.]+)\b", (ROOT / ALLOWED).read_text()))
+    named = {name for name in used if name.startswith(("_foreach", "_C."))}
+    assert named == set(torch_internals.NEEDED)
 
 
 def test_many_tensors_at_once_are_as_one_by_one() -> None:

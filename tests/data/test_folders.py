@@ -154,11 +154,11 @@ def test_of_very_many_broken_files_some_are_named_and_the_rest_counted(hospital)
 def test_broken_files_are_left_out_only_where_that_is_asked_for(hospital):
     whole = load("own", clients={"a": hospital})
     (hospital / "cat" / "broken.png").write_bytes(b"not a picture")
-    rest = load("own", clients={"a": hospital}, skip_broken=True)
+    rest = load("own", clients={"a": hospital}, on_broken="skip")
     assert rest.digest() == whole.digest()
     assert rest.notes[0].startswith("1 image file that cannot be read left out: ")
-    with pytest.raises(DataError, match="skip_broken must be true or false, but is 'yes'"):
-        load("own", clients={"a": hospital}, skip_broken="yes")
+    with pytest.raises(DataError, match="on_broken must be stop or skip, but is 'yes'"):
+        load("own", clients={"a": hospital}, on_broken="yes")
 
 
 def test_a_client_all_of_whose_files_are_broken_is_refused_all_the_same(tmp_path):
@@ -167,7 +167,7 @@ def test_a_client_all_of_whose_files_are_broken_is_refused_all_the_same(tmp_path
     with pytest.raises(DataError, match="1 image file cannot be read"):
         load("own", clients={"a": tmp_path})
     with pytest.raises(DataError, match="has no images in its class folders"):
-        load("own", clients={"a": tmp_path}, skip_broken=True)
+        load("own", clients={"a": tmp_path}, on_broken="skip")
 
 
 def test_pictures_of_sixteen_bits_are_scaled_to_eight(tmp_path):

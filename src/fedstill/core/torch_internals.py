@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,32 @@ from torch._utils import _flatten_dense_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+NEEDED = (
+    *("_C._functorch.is_functorch_wrapped_tensor", "_C._functorch.is_batchedtensor"),
+    *("_C._functorch.get_unwrapped", "_C._functorch.peek_interpreter_stack"),
+    *("_C._functorch.get_interpreter_stack", "_C._functorch.TransformType"),
+    *("_foreach_mul", "_foreach_add", "_foreach_div", "_foreach_sqrt", "_foreach_norm"),
+    "_foreach_copy_",
+)
+
+
+def check(of: Any = torch) -> None:
+    """Refuse a torch without something that this file uses, before anything is computed."""
+    lacking = []
+    for name in NEEDED:
+        try:
+            attrgetter(name)(of)
+        except AttributeError:
+            lacking.append(f"torch.{name}")
+    if lacking:
+        raise ImportError(
+            f"torch {of.__version__} has no {', '.join(lacking)}, which fedstill uses; it was "
+            "tried with torch 2.9 to 2.13"
+        )
+
+
+check()
 
 # Whether `torch.func` holds this tensor: it stands for many, or a gradient by it is being taken.
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor

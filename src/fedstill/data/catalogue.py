@@ -84,7 +84,7 @@ def _own(
         channels=channels,
         test_share=options.get("test_share", 0.2),
         seed=options.get("split_seed", 0),
-        skip_broken=options.get("skip_broken", False),
+        on_broken=options.get("on_broken", "stop"),
         white=options.get("white", 65535),
     )
     clients = {} if clients is None else clients
@@ -152,7 +152,7 @@ DATASETS: dict[str, Entry] = {
             "split_seed",
             "mean",
             "std",
-            "skip_broken",
+            "on_broken",
             "white",
         ),
     ),

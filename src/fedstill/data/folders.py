@@ -45,12 +45,12 @@ class Reading:
     channels: int | None = None  # None: 3 for folders, as stored for files
     test_share: float = 0.2  # where a client brings no test set
     seed: int = 0  # of that split
-    skip_broken: bool = False  # leave out image files that cannot be read
+    on_broken: str = "stop"  # or "skip": leave out image files that cannot be read
     white: int = 65535  # what becomes 255 in pictures of sixteen bits
 
     def __post_init__(self) -> None:
-        if not isinstance(self.skip_broken, bool):
-            raise DataError(f"skip_broken must be true or false, but is {self.skip_broken!r}")
+        if self.on_broken not in ("stop", "skip"):
+            raise DataError(f"on_broken must be stop or skip, but is {self.on_broken!r}")
         if isinstance(self.white, bool) or not isinstance(self.white, int) or self.white < 1:
             raise DataError(f"white must be a whole number above 0, but is {self.white!r}")
 
@@ -65,12 +65,12 @@ class Finds:
 
     def check(self, reading: Reading) -> None:
         """Raise with all files that cannot be read, unless they are to be left out."""
-        if self.broken and not reading.skip_broken:
+        if self.broken and reading.on_broken == "stop":
             lines = [f"- {line}" for line in self.broken[:MOST_NAMED]]
             more = len(self.broken) - len(lines)
             raise DataError(
                 f"{_count(len(self.broken), 'image file')} cannot be read; mend or remove them, or "
-                "set data.options.skip_broken = true to leave them out:\n"
+                'set data.options.on_broken = "skip" to leave them out:\n'
                 + "\n".join([*lines, *([f"- and {more} more"] if more else [])])
             )
 
