@@ -70,3 +70,38 @@ def test_the_command_prints_numbers_and_draws_the_map(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "runs" / "shift.json").read_text())
     assert written["pairs"] == json.loads(result.stdout)
     assert [len(each["points"]) for each in written["maps"]] == [5 * 8, 5 * 8]
+
+
+def test_brightness_is_counted_before_normalisation_and_by_channel() -> None:
+    from fedstill.core.data import Pool
+
+    bytes = torch.tensor([0, 0, 255, 255], dtype=torch.uint8).reshape(1, 1, 2, 2).repeat(3, 2, 1, 1)
+    bytes[:, 1] = 128  # the second channel is half bright everywhere
+    data = Pool(
+        bytes, torch.zeros(3, dtype=torch.int64), torch.tensor(0.3), torch.tensor(0.1)
+    ).all()
+    shares = shift.levels(data.take(torch.arange(3)).x, data)
+    assert shares.shape == (2, shift.LEVELS)
+    assert shares[0, [0, -1]].tolist() == [0.5, 0.5]
+    assert shares[1, shift.LEVELS // 2].item() == 1.0
+
+
+def test_a_run_shows_the_clients_as_its_trained_network_sees_them(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    tables = {**TABLES, "run": {"cache_dir": str(tmp_path / "cache"), "rounds": 1}}
+    recipe.write_text(toml_text(tables))
+    folder, drawn = tmp_path / "runs", tmp_path / "levels.png"
+    command = CliRunner()
+    begun = command.invoke(app, ["run", str(recipe), "--out", str(folder)])
+    assert begun.exit_code == 0, begun.output
+    words = ["shift", str(recipe), "--most", "8", "--format", "json"]
+    before = command.invoke(app, words)
+    (run,) = folder.glob("**/summary.json")
+    after = command.invoke(app, [*words, "--run", str(run.parent), "--histogram", str(drawn)])
+    assert after.exit_code == 0, after.output
+    assert json.loads(after.stdout) != json.loads(before.stdout)
+    with Image.open(drawn) as picture:
+        assert picture.size[1] > 5 * 150  # a row for each of five clients
+    other = command.invoke(app, [*words, "models.width=5", "--run", str(run.parent)])
+    assert other.exit_code != 0
+    assert "holds no weights for" in str(other.exception)

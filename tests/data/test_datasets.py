@@ -287,6 +287,40 @@ def test_office_gives_each_domain_its_own_train_test_and_normalisation(tmp_path)
     assert np.array_equal(load("OFFICE", data_dir=tmp_path, size=8).sites[2].test.inputs, expected)
 
 
+def test_office_is_split_again_by_a_seed_with_a_fifth_of_every_class_for_testing(tmp_path):
+    labels = (np.arange(40) // 4) % 2
+    colour_file(
+        tmp_path / "office-caltech10.npz",
+        count=40,
+        **office_arrays(train_labels=labels, test_labels=labels),
+    )
+    as_it_is, first, again, other = (
+        load("OFFICE", data_dir=tmp_path, size=8, **options)
+        for options in ({}, {"split_seed": 1}, {"split_seed": 1}, {"split_seed": 2})
+    )
+    for old, new, same, apart in zip(
+        as_it_is.sites, first.sites, again.sites, other.sites, strict=True
+    ):
+        assert (len(new), len(new.test)) == (16, 4)  # a fifth of ten and ten images
+        assert np.bincount(new.test.labels).tolist() == [2, 2]
+        whole = [
+            sorted(
+                image.tobytes() for image in np.concatenate([site.pool.inputs, site.test.inputs])
+            )
+            for site in (old, new)
+        ]
+        assert whole[0] == whole[1]  # no image is lost or used twice
+        assert np.array_equal(new.test.inputs, same.test.inputs)
+        assert not np.array_equal(new.test.inputs, apart.test.inputs)
+
+
+@pytest.mark.parametrize("seed", [-1, True, 0.5])
+def test_a_wrong_split_seed_of_office_is_refused(tmp_path, seed):
+    colour_file(tmp_path / "office-caltech10.npz", count=40, **office_arrays())
+    with pytest.raises(DataError, match="split_seed must be a whole number, 0 or more, but is"):
+        load("OFFICE", data_dir=tmp_path, size=8, split_seed=seed)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

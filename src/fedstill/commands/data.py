@@ -74,6 +74,14 @@ def shift(
     picture: Annotated[
         Path | None, typer.Option(callback=check_picture, help="Draw a t-SNE map to this file.")
     ] = None,
+    histogram: Annotated[
+        Path | None,
+        typer.Option(callback=check_picture, help="Draw how often each brightness occurs."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Look with the server's network as this run left it."),
+    ] = None,
     into: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write shift.json here, which fedstill report shows."),
@@ -86,11 +94,15 @@ def shift(
 
     changes = [*(overrides or []), *data_dir_change(data_dir)]
     first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
-    real, distilled = shifts.measured(first, most)
+    real, distilled = shifts.measured(first, most, run)
     listings.print_rows(shifts.pairs(real, distilled), form)
     if picture is not None:
         with drawing():
             shifts.draw_map(real, distilled, first.run.seed, picture)
         typer.echo(f"drawn: {picture}", err=True)
+    if histogram is not None:
+        with drawing():
+            shifts.draw_levels(real, distilled, histogram)
+        typer.echo(f"drawn: {histogram}", err=True)
     if into is not None:
         typer.echo(f"written: {shifts.write(real, distilled, first.run.seed, into)}", err=True)

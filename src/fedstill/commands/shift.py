@@ -1,7 +1,8 @@
 """How different clients' data are, before and after distillation: two distances and a map.
 
-FedLGD (Huang et al., TMLR 2024) quotes MMD and Wasserstein distances between clients and shows a
-t-SNE map of their features. Features here are those of the recipe's network at its common start.
+FedLGD (Huang et al., TMLR 2024) quotes MMD and Wasserstein distances between clients, shows t-SNE
+maps of their features before and after training, and how often each brightness occurs. Features are
+those of the recipe's network at its common start, or as a run left it at its server.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstill.core.data import Batch, Data
-from fedstill.core.errors import RecipeError
+from fedstill.core.errors import RecipeError, RunFolderError
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, Weights
 from fedstill.core.seeds import draw, generator
 from fedstill.federation.cache import FolderCache
 from fedstill.logbook.writer import write_json
+from fedstill.models.plain import fits
 from fedstill.parts.losses import mmd
 from fedstill.recipe.build import execution_of, experiment_of
 from fedstill.recipe.tables import Recipe
+from fedstill.runs.run import read
 from fedstill.runs.virtual import virtual_sets
 
 
@@ -38,20 +41,43 @@ class Cloud:
     client: NodeId
     features: Tensor  # [example, feature]
     labels: Tensor  # [example]
+    levels: Tensor  # [channel, level], how often each brightness occurs, in shares
+
+
+LEVELS = 32  # of brightness, from black to full
 
 
 def clouds(
-    data: Mapping[NodeId, Data], model: Model, weights: Weights, most: int, seed: int
+    data: Mapping[NodeId, Data],
+    model: Model,
+    weights: Weights,
+    most: int,
+    seed: int,
+    normalised: Mapping[NodeId, Data] | None = None,
 ) -> list[Cloud]:
-    """Features of equally many examples of each client, at most `most`."""
+    """Features of equally many examples of each client, at most `most`.
+
+    Examples are normalised as `normalised` says, where it is not known by the data themselves.
+    """
     size = min(most, *(len(own) for own in data.values()))
     found = []
     for name, own in data.items():
         rows = torch.randperm(len(own), generator=generator(seed, "shift", name))[:size]
         batch: Batch = own.take(rows.to(own.device))
-        features = model.features(weights, batch.x)
-        found.append(Cloud(name, features.detach().cpu(), batch.y.cpu()))
+        features = model.features(weights, batch.x).detach().cpu()
+        shares = levels(batch.x, (normalised or data)[name])
+        found.append(Cloud(name, features, batch.y.cpu(), shares))
     return found
+
+
+def levels(x: Tensor, normalised: Data) -> Tensor:
+    """[channel, level]: how often each brightness occurs in examples, before normalisation."""
+    pool = normalised.parts[0].pool
+    raw = x if pool.mean is None or pool.std is None else x * pool.std + pool.mean
+    raw = raw if raw.ndim == 4 else raw.flatten(1).unsqueeze(1)
+    channels = raw.detach().float().cpu().clamp(0, 1).transpose(0, 1).flatten(1)
+    counts = torch.stack([torch.histc(each, LEVELS, 0, 1) for each in channels])
+    return counts / channels.shape[1]
 
 
 def wasserstein(left: Tensor, right: Tensor) -> float:
@@ -87,8 +113,13 @@ def tsne_map(found: Sequence[Cloud], seed: int) -> NDArray[np.float64]:
     return np.asarray(made.fit_transform(everything), dtype=np.float64)
 
 
-def measured(recipe: Recipe, most: int = 100) -> tuple[list[Cloud], list[Cloud]]:
-    """The clients' examples and their distilled sets, seen by the network at its common start."""
+def measured(
+    recipe: Recipe, most: int = 100, run: Path | None = None
+) -> tuple[list[Cloud], list[Cloud]]:
+    """The clients' examples and their distilled sets as the network sees them at its common start.
+
+    With the folder of a run: as its server's network sees them after the last round.
+    """
     if recipe.data.virtual is None:
         raise RecipeError(
             "data.virtual is missing: it says how clients distil their data, e.g. "
@@ -100,13 +131,27 @@ def measured(recipe: Recipe, most: int = 100) -> tuple[list[Cloud], list[Cloud]]
     with execution.applied(experiment.networks):
         population = experiment.population.on(execution.torch_device)
         model = population.party(SERVER).model.on(execution.torch_device)
-        weights = model.init(draw(seed, "shift network"))
+        if run is None:
+            weights = model.init(draw(seed, "shift network"))
+        else:
+            weights = trained(run, model, execution.torch_device)
         real = {name: population.party(name).data for name in population.clients}
         distilled, _ = virtual_sets(experiment, virtual, execution, cache)
         return (
             clouds(real, model, weights, most, seed),
-            clouds(distilled, model, weights, most, seed),
+            clouds(distilled, model, weights, most, seed, real),
         )
+
+
+def trained(folder: Path, model: Model, device: torch.device) -> Weights:
+    """The weights of a run's server, for a network that must be the run's."""
+    found = read(folder).model(SERVER)
+    if found.weights is None or not fits(model, found.weights):
+        raise RunFolderError(
+            f"the server of {folder} holds no weights for {model.title}, the network of this "
+            "recipe; expected a run of the same recipe, by a method with one common network"
+        )
+    return {name: value.to(device) for name, value in found.weights.items()}
 
 
 def maps(
@@ -129,6 +174,16 @@ def draw_map(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, path:
     from fedstill.report.maps import Panel, side_by_side
 
     return side_by_side([Panel(*each) for each in maps(real, distilled, seed)], path)
+
+
+def draw_levels(real: Sequence[Cloud], distilled: Sequence[Cloud], path: Path) -> Path:
+    """How often each brightness occurs: a row for each client, its examples and its own set."""
+    from fedstill.report.maps import brightness
+
+    twins = {cloud.client: cloud.levels.numpy() for cloud in distilled}
+    return brightness(
+        {cloud.client: (cloud.levels.numpy(), twins[cloud.client]) for cloud in real}, path
+    )
 
 
 def write(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, folder: Path) -> Path:

@@ -130,6 +130,7 @@ DATASETS: dict[str, Entry] = {
         files=NAMED_SETS["office-caltech10"].files,
         shape=(3, 32, 32),
         counts=NAMED_SETS["office-caltech10"].published,
+        options=("split_seed",),
     ),
     "cifar10c": Entry(
         "composed",

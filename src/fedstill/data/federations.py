@@ -32,6 +32,7 @@ DIGITS_CLIENTS = {  # client: named set
 DIGITS_STYLES = ("desa", "fedlgd")
 DESA_TRAIN = 7_438  # examples; FedBN cuts every train set to the size of USPS's
 DESA_TEST_SHARE = 0.2
+OFFICE_TEST_SHARE = 0.2  # of each domain, where it is split again
 DESA_CROP = 28  # pixels of MNIST-M: FedBN's digits fill the frame as MNIST's do
 
 # DeSA normalises each client by its own statistics (FedBN preprocessing).
@@ -135,8 +136,14 @@ def fedlgd_site(client: str, image_set: LabelledSet, size: int) -> Site:
     return whole_site(client, train, test, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def office(*, data_dir: str | Path | None, size: int | None = None) -> Collection:
-    """OFFICE: Amazon, Caltech, DSLR and Webcam of Office-Caltech-10, one client each."""
+def office(
+    *, data_dir: str | Path | None, size: int | None = None, split_seed: int | None = None
+) -> Collection:
+    """OFFICE: Amazon, Caltech, DSLR and Webcam of Office-Caltech-10, one client each.
+
+    No split is official: by default it is that of the file. With a `split_seed` each domain is
+    put together again and a fifth of every class is drawn for its test set.
+    """
     image_set = named_set("office-caltech10", data_dir=data_dir, size=size or 32)
     if image_set.domains is None or image_set.test_domains is None:
         raise DataError(
@@ -151,11 +158,22 @@ def office(*, data_dir: str | Path | None, size: int | None = None) -> Collectio
     for number, name in enumerate(image_set.domain_names):
         train = _of_domain(image_set.train, image_set.domains == number)
         test = _of_domain(image_set.test, image_set.test_domains == number)
+        if split_seed is not None:
+            train, test = drawn_again(train, test, split_seed)
         mean, std = OFFICE_STATISTICS[name]
         sites.append(whole_site(name, train, test, mean=mean, std=std))
     counts = tuple(f"{site.name}: {len(site)} train and {len(site.test)} test" for site in sites)
     notes = (*image_set.notes, *counts)
     return Collection("OFFICE", tuple(sites), image_set.class_names, notes)
+
+
+def drawn_again(train: Examples, test: Examples, seed: int) -> tuple[Examples, Examples]:
+    """Another split of the same examples: a fifth of every class is for testing."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise DataError(f"split_seed must be a whole number, 0 or more, but is {seed!r}")
+    everything = merged([train, test])
+    learnt, tested = stratified_split(everything.labels, test_share=OFFICE_TEST_SHARE, seed=seed)
+    return everything.take(learnt), everything.take(tested)
 
 
 def _of_domain(

@@ -1,8 +1,8 @@
-"""A map of examples: one dot each, coloured by client, labelled by class."""
+"""Maps of examples, one dot each, coloured by client; and how bright their pixels are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,4 +37,27 @@ def side_by_side(panels: Sequence[Panel], path: Path | str) -> Path:
         axes.set_yticks([])
         canvas.title(axes, panel.title, "a dot for each example, its number the class")
     every[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)
+    return canvas.save(figure, path)
+
+
+Shares = NDArray[np.float64]  # [channel, level], of all pixels
+PRIMARY = ("#C03030", "#2E8B2E", "#2F4FC0")  # red, green, blue
+
+
+def brightness(found: Mapping[str, tuple[Shares, Shares]], path: Path | str) -> Path:
+    """For each client a row: how often each brightness occurs in examples and in distilled ones."""
+    figure = canvas.figure(6.6, 0.9 + 1.25 * len(found))
+    every = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey="row")
+    for row, (client, pair) in zip(every, found.items(), strict=True):
+        for axes, shares in zip(row, pair, strict=True):
+            colours = PRIMARY if len(shares) == len(PRIMARY) else canvas.COLOURS
+            edges = np.linspace(0, 255, shares.shape[1] + 1)
+            for number, channel in enumerate(shares):
+                axes.stairs(100 * channel, edges, color=colours[number % len(colours)])
+            canvas.plain(axes)
+        row[0].set_ylabel(f"{client}\n% of pixels", fontsize=8)
+    for axes, name in zip(every[0], ("Clients' examples", "Distilled sets"), strict=True):
+        canvas.title(axes, name)
+    for axes in every[-1]:
+        axes.set_xlabel("brightness", fontsize=8)
     return canvas.save(figure, path)
