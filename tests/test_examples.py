@@ -60,6 +60,15 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     assert with_it != pytest.approx(plain, abs=0.7)
 
 
+def test_in_one_dimension_feddm_comes_lower_than_fedavg_and_both_are_drawn(tmp_path: Path) -> None:
+    text = printed("one_dimension.py", tmp_path / "one.png")
+    loss = {name: float(cells[1]) for name, cells in rows(text).items() if name[0] not in "-w|"}
+    assert loss["lowest"] <= loss["FedDM"] < min(loss["FedAvg"], loss["start"])
+    gap = float(text.split("losses by ")[1].split()[0])
+    assert gap < 0.1 * loss["lowest"]  # what is sent imitates the clients' losses in the ball
+    assert (tmp_path / "one.png").stat().st_size > 10_000
+
+
 def executed(name: str, place: Path) -> list[Any]:
     """The cells of a notebook after it was run from top to bottom in some folder."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
