@@ -146,10 +146,11 @@ def test_weights_of_another_network_are_named() -> None:
 
 
 def test_optional_fields_are_there_as_the_method_asks() -> None:
-    assert presence(pictures(), held=False) is None
-    assert presence(pictures(), held=True) == "sent no held, which this method needs"
+    assert presence(pictures(), Pictures, held=False) is None
+    assert presence(pictures(), Pictures, held=True) == "sent no held, which this method needs"
     given = pictures(held=torch.tensor([0]))
-    assert presence(given, held=False) == "sent held, which this method does not ask for"
+    assert presence(given, Pictures, held=False) == "sent held, which this method does not ask for"
+    assert presence(given, ByMaker, held=False) is None  # of another kind, which has no such field
 
 
 def test_numbers_beyond_the_largest_are_found_beside_those_that_are_not_finite() -> None:

@@ -13,7 +13,7 @@ from fedstill.core import algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.records import Message
-from fedstill.methods import METHODS, FedAvg, FedDM, FedNova, HeteroFL
+from fedstill.methods import METHODS, FedAvg, FedDM, FedLGD, FedNova, HeteroFL
 from fedstill.parts.robust import Rule
 from fedstill.testing.closely import memories
 
@@ -91,6 +91,8 @@ def test_parts_of_networks_and_sets_refuse_what_has_no_meaning_there() -> None:
         FedDM(aggregation="median")  # type: ignore[arg-type]
     with pytest.raises(BadValue, match=r'bound = 2\.0: is of aggregation = "norm_bound"'):
         FedAvg(bound=2.0)
+    with pytest.raises(BadValue, match=r'bound = 2\.0: is of aggregation = "norm_bound"'):
+        FedLGD(bound=2.0)
 
 
 @pytest.mark.parametrize("kind", [FedDM])

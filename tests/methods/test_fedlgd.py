@@ -16,10 +16,10 @@ from fedstill.core.node import SERVER
 from fedstill.federation.sampling import Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fedlgd import Down, FedLGD, Global, Own, Statistics
+from fedstill.methods.fedlgd import Down, FedLGD, Global, Own
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.scaffold import Scaffold
-from fedstill.methods.virtual import Virtual
+from fedstill.methods.virtual import Statistics, Virtual
 from fedstill.parts import pixels
 from fedstill.parts.losses import mmd, supervised_contrastive
 from fedstill.parts.matching import grad, gradient_distance, loss_on

@@ -211,8 +211,13 @@ def wrong(
     return looking.at_record(message, "") or looking.at_ranges()
 
 
-def presence(message: Record, **wanted: bool) -> str | None:
-    """Why optional fields are there or missing otherwise than the method's values say, or None."""
+def presence(message: Record, kind: type[Record], **wanted: bool) -> str | None:
+    """Why optional fields of a message are there or missing otherwise than wanted, or None.
+
+    A message of another kind has none of them.
+    """
+    if not isinstance(message, kind):
+        return None
     for name, there in wanted.items():
         if (getattr(message, name) is not None) != there:
             return f"sent {'no ' if there else ''}{name}, which this method {_needs(there)}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fedstill.core.errors import SiteError
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment
-from fedstill.deploy.place import Place, check_for_peers, placed
-from fedstill.deploy.site import RUN, Invited, checked, credentials_of
+from fedstill.deploy.place import Place, check_for_peers
+from fedstill.deploy.site import RUN, Invited, at_work, checked, credentials_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress
 from fedstill.runs import folder as run_folders
@@ -39,17 +39,7 @@ def start(folder: Path, say: Say) -> Path:
     if (run_folder / "summary.json").exists():
         say(f"this run is finished: {run_folder}")
         return run_folder
-    run_folder.mkdir(exist_ok=True)
-    with ExitStack() as held:
-        held.enter_context(run_folders.alone(run_folder))
-        place = held.enter_context(
-            placed(
-                invited.recipe, deployment.name, folder, path=own.data, data_dir=own.data_dir,
-                device=own.device,
-            )
-        )  # fmt: skip
-        mesh = _connected(invited)
-        held.callback(mesh.close)
+    with at_work(invited, own) as place, closing(_connected(invited)) as mesh:
         _played(place, invited, mesh, run_folder, say)
     return run_folder
 

@@ -16,6 +16,7 @@ from fedstill.data import Collection
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment, OwnTable
 from fedstill.deploy.place import (
+    Place,
     agreed_digest,
     check,
     own_data,
@@ -115,28 +116,31 @@ def start(folder: Path, say: Say, ended: Callable[[], bool] = lambda: False) -> 
 
 
 @contextmanager
+def at_work(invited: Invited, own: OwnTable) -> Iterator[Place]:
+    """What a party plays with, while no other process has its run's folder."""
+    folder, run_folder = invited.folder, invited.folder / RUN
+    run_folder.mkdir(exist_ok=True)
+    placing = placed(
+        invited.recipe, invited.deployment.name, folder, path=own.data, data_dir=own.data_dir,
+        device=own.device,
+    )  # fmt: skip
+    with run_folders.alone(run_folder), placing as place:
+        yield place
+
+
+@contextmanager
 def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
     """A site with its data and memories while it lasts, whoever carries bytes to it."""
     own, policy = folders.read_own(folder)
     invited, found, wrong = checked(folder)
     if wrong:
         raise SiteError("\n".join(wrong))
-    deployment = invited.deployment
-    run_folder = folder / RUN
-    run_folder.mkdir(exist_ok=True)
-    with ExitStack() as held:
-        held.enter_context(run_folders.alone(run_folder))
-        place = held.enter_context(
-            placed(
-                invited.recipe, deployment.name, folder, path=own.data, data_dir=own.data_dir,
-                device=own.device,
-            )
-        )  # fmt: skip
+    with at_work(invited, own) as place:
         site = Site(
             engine_of(place.experiment, place.execution, cache=place.cache),
-            place.standing(deployment.run),
+            place.standing(invited.deployment.run),
             policy=policy,
-            folder=run_folder,
+            folder=folder / RUN,
             watch=lambda line: say(told(line)),
             class_names=found.class_names,
             key=noise_key(folder),

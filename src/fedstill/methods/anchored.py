@@ -221,13 +221,8 @@ class Anchored(Method):
         why = super().wrong(node, sender, message)
         if why or not isinstance(message, Anchors):
             return why
-        makers = list(node.models) if self.mix == "flood" else [sender]
-        strange = [name for name in message.images if name not in makers]
-        if strange:
-            return f"sent anchors of {strange[0]!r}, whose set it does not have to send"
-        if message.images.keys() != message.classes.keys():
-            return "sent anchors of other makers than classes"
-        return None if message.images or self.mix == "flood" else "sent no anchors"
+        flood = self.mix == "flood"
+        return message.sets().wrong(list(node.models) if flood else [sender], none=flood)
 
     def blended(self, client: Node[Own], inbox: Inbox[Sums]) -> Own:
         """The memory after one step of mixing."""

@@ -121,7 +121,7 @@ class Centralised(Method):
         why = super().wrong(node, sender, message)
         if why or not isinstance(message, Examples):
             return why
-        together = presence(message, mean=message.std is not None)
+        together = presence(message, Examples, mean=message.std is not None)
         if together or message.mean is None or message.std is None:
             return together
         for name, tensor in (("mean", message.mean), ("std", message.std)):

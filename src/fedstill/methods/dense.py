@@ -31,7 +31,7 @@ from fedstill.core.loop import Descent
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
-from fedstill.methods.held_base import Tuned
+from fedstill.methods.held_base import Tuned, first_memory
 from fedstill.parts import augment
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Deconvolution, Merge, Upsampling
@@ -98,7 +98,7 @@ class Dense(FineTuner):
     def server_state(self, server: Node[Any]) -> Memory:
         stream = self.synthesis == "stream"
         kept = self.generator(server.model).init(server.draw("images")) if stream else None
-        return Memory(self.held(server), None, kept)
+        return Memory(first_memory(self.base, server), None, kept)
 
     @at_clients
     async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Message:

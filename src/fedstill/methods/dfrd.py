@@ -19,7 +19,7 @@ from fedstill.core import Inbox, Model, Node, NodeId, Weights, algebra, at_serve
 from fedstill.core.ranges import NonNegative, Positive, Share
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
-from fedstill.methods.held_base import Counted, Tuned, by_label_counts
+from fedstill.methods.held_base import Counted, Tuned, by_label_counts, first_memory
 from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Lesson, View, in_turns
@@ -71,7 +71,7 @@ class DFRD(FineTuner):
 
     def server_state(self, server: Node[Any]) -> Memory:
         generator = self.generator(server.model).init(server.draw("images"))
-        return Memory(self.held(server), None, generator, generator)
+        return Memory(first_memory(self.base, server), None, generator, generator)
 
     @at_server
     async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:

@@ -39,7 +39,7 @@ from fedstill.parts import augment, balls
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.robust import Aggregation
-from fedstill.parts.sent_sets import believed_sets, image_weights, stands_for
+from fedstill.parts.sent_sets import believed_sets, image_weights, images_sent, stands_for
 from fedstill.parts.synthetic_batches import Labelled, training_batches
 from fedstill.parts.synthetic_sets import (
     Standing,
@@ -142,14 +142,11 @@ class FedDM(Method):
         return Global(server.model.init(server.draw("weights", shared=True)))
 
     def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
-        most = self.per_class * node.model.classes
-        return {**super().axes(node, sender), "image": range(1, most + 1)}
+        return {**super().axes(node, sender), **images_sent(node.model, self.per_class)}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
-        why = super().wrong(node, sender, message)
-        if why or not isinstance(message, Up):
-            return why
-        return presence(message, counts=self.client_weight == "examples")
+        wanted = presence(message, Up, counts=self.client_weight == "examples")
+        return super().wrong(node, sender, message) or wanted
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:

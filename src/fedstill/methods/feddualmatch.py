@@ -44,7 +44,7 @@ from fedstill.parts.matching import (
     without_second_derivative,
 )
 from fedstill.parts.robust import Aggregation
-from fedstill.parts.sent_sets import believed_sets, image_weights, stands_for
+from fedstill.parts.sent_sets import believed_sets, image_weights, images_sent, stands_for
 from fedstill.parts.synthetic_sets import Standing, from_noise, from_real, held_classes
 
 
@@ -163,14 +163,11 @@ class FedDualMatch(Method):
         return Global(weights, self.first_radius)
 
     def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
-        most = self.per_class * node.model.classes
-        return {**super().axes(node, sender), "image": range(1, most + 1)}
+        return {**super().axes(node, sender), **images_sent(node.model, self.per_class)}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
-        why = super().wrong(node, sender, message)
-        if why or not isinstance(message, Up):
-            return why
-        return presence(message, counts=self.client_weight == "examples")
+        wanted = presence(message, Up, counts=self.client_weight == "examples")
+        return super().wrong(node, sender, message) or wanted
 
     @at_server
     def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Down:

@@ -19,7 +19,7 @@ from fedstill.core.optim import Optimizer, rated
 from fedstill.core.ranges import Count, NonNegative, Positive, Range, Share
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
-from fedstill.methods.held_base import Counted, Tuned, by_label_counts
+from fedstill.methods.held_base import Counted, Tuned, by_label_counts, first_memory
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution
 from fedstill.parts.lessons import Latent, Lesson, View, in_turns
@@ -77,7 +77,7 @@ class FedFTG(FineTuner):
 
     def server_state(self, server: Node[Any]) -> Memory:
         generator = self.generator(server.model).init(server.draw("images"))
-        return Memory(self.held(server), None, generator)
+        return Memory(first_memory(self.base, server), None, generator)
 
     @at_server
     async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:

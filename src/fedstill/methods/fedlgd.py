@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Never
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
@@ -20,14 +19,12 @@ from fedstill.core import (
     Batch,
     Change,
     Data,
-    Exact,
     Inbox,
     Message,
     Model,
     Node,
     NodeId,
     Place,
-    Positional,
     State,
     Step,
     Weights,
@@ -36,26 +33,15 @@ from fedstill.core import (
     at_server,
     minimize,
 )
-from fedstill.core.content import LARGEST_INPUT, Axes, Layout, Length, trainable
+from fedstill.core.content import LARGEST_INPUT, Axes, Layout, Length
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
 from fedstill.core.records import Pictured
 from fedstill.methods import virtual
-from fedstill.methods.virtual import Virtual
-from fedstill.parts import controls
-from fedstill.parts.losses import mmd, supervised_contrastive
-from fedstill.parts.matching import (
-    GradientMatching,
-    squared_distance,
-    without_second_derivative,
-)
+from fedstill.parts import controls, synthetic_sets
+from fedstill.parts.drift import LocalUpdate, control_layout, first_control, held_near
+from fedstill.parts.losses import Regulariser, drawn_towards, task_loss
+from fedstill.parts.matching import GradientMatching, without_second_derivative
 from fedstill.parts.robust import Aggregation, Rule
-from fedstill.parts.synthetic_sets import (
-    averaged_statistics,
-    class_statistics,
-    held_classes,
-    released_statistics,
-    sorted_by_class,
-)
 
 
 class Own(virtual.Own):
@@ -75,14 +61,6 @@ class Global(State):
     control: Weights
 
 
-class Statistics(Message):
-    """Mean and deviation of each class held, where the server's start asks for them."""
-
-    mean: Annotated[Exact, Axes("held", "channel", high=LARGEST_INPUT)]
-    std: Annotated[Exact, Axes("held", "channel", low=0, high=LARGEST_INPUT)]
-    classes: Annotated[Positional, Axes("held", below="class", rising=True)]
-
-
 class Down(Message):
     """The common start; the global set where it changed since the hearer last heard it."""
 
@@ -99,7 +77,7 @@ class Up(Message):
 
 
 @dataclass(frozen=True)
-class FedLGD(Virtual):
+class FedLGD(virtual.Virtual):
     """Virtual's warm-up; then FedAvg on virtual sets, both sets refined in the rounds of τ.
 
     Counting rounds t from 0: the global set is refined at t = 0, 5, …, 50, local ones from 5 on.
@@ -110,14 +88,12 @@ class FedLGD(Virtual):
 
     scored: ClassVar[Place] = Place.SERVER
     presets: ClassVar = {
-        "cifar10c": {"weight": 1.0},
-        "retina": {"weight": 0.1, "lr": 0.001},
+        "cifar10c": {"weight": 1.0}, "retina": {"weight": 0.1, "lr": 0.001},
         "released": {"start": "released_statistics", "global_start": "averaged_statistics",
                      "warm_up_network": "convnet"},
-        "small": {
-            "per_class": 3, "warm_up_steps": 4, "real_batch": 8, "global_per_class": 2,
-            "local_steps": 3, "global_steps": 3, "refine_every": 2, "lr": 0.1, "batch_size": 8,
-        },
+        "small": {"per_class": 3, "warm_up_steps": 4, "real_batch": 8, "global_per_class": 2,
+                  "local_steps": 3, "global_steps": 3, "refine_every": 2, "lr": 0.1,
+                  "batch_size": 8},
     }  # fmt: skip
 
     global_per_class: Count = 10  # images of each class in the global set
@@ -127,19 +103,20 @@ class FedLGD(Virtual):
     global_lr: Positive = 1.0  # of the global set's pixels
     refine_every: Whole = 5  # rounds between refinements; 0: never
     refine_until: Whole = 50  # the last t of a refinement
-    # what draws features towards those of the global set
-    regulariser: Literal["contrastive", "mmd", "none"] = "contrastive"
+    regulariser: Regulariser = "contrastive"  # what draws features to those of the global set
     weight: NonNegative = 10.0  # λ, of the regulariser
     temperature: Positive = 0.07
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
-    # plain steps, FedProx's term, or SCAFFOLD's controls
-    local_update: Literal["plain", "fedprox", "scaffold"] = "plain"
+    local_update: LocalUpdate = "plain"  # or with FedProx's term, or with SCAFFOLD's controls
     mu: NonNegative = 0.01  # weight of FedProx's term, if local_update has it
     aggregation: Rule = "mean"  # of weights
     byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
     bound: Positive | None = None  # of norm_bound: the longest change; none: the median length
+
+    def faults(self) -> Sequence[str]:
+        return [*super().faults(), *self.joining.faults()]
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return without_second_derivative(server)
@@ -155,38 +132,33 @@ class FedLGD(Virtual):
         weights = server.model.init(server.draw("weights", shared=True))
         count = self.global_per_class * server.model.classes if self.refine_every else 0
         anchors = server.noise("anchors", count, *server.model.shape)
-        return Global(weights, anchors, int(count > 0), {}, self.first_control(weights))
+        control = first_control(self.local_update, weights)
+        return Global(weights, anchors, int(count > 0), {}, control)
 
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
         shown = dict(super().pictures(node))
         if isinstance(node.state, Own) and len(node.state.anchors):
-            shown["global"] = sorted_by_class(node.state.anchors, node.model.classes)
+            shown["global"] = synthetic_sets.sorted_by_class(node.state.anchors, node.model.classes)
         return shown
 
     @at_clients
     async def warm_up(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Distil the own examples under random networks."""
         made = await self.warmed(client)
-        control = self.first_control(client.model.init(0))
+        control = first_control(self.local_update, client.model.init(0))
         client.state = Own(*made, made.images.new_empty(0, *client.model.shape), control)
 
     @at_clients
-    def describe(self, client: Node[Own], inbox: Inbox[Never]) -> Statistics | None:
+    def describe(self, client: Node[Own], inbox: Inbox[Never]) -> virtual.Statistics | None:
         """Send means and deviations of the classes held."""
-        held = held_classes(client)
-        if not held:
-            return None
-        released = self.start == "released_statistics"
-        found = released_statistics if released else class_statistics
-        mean, std = found(client.data, held, client.model.classes)
-        return Statistics(mean, std, torch.tensor(held, device=client.device))
+        return self.described(client)
 
     @at_server
-    def collect(self, server: Node[Global], inbox: Inbox[Statistics]) -> None:
+    def collect(self, server: Node[Global], inbox: Inbox[virtual.Statistics]) -> None:
         """Start the global set from the statistics averaged over the holders of each class."""
         noise = server.state.anchors.reshape(server.model.classes, -1, *server.model.shape)
         sent = [(each.mean, each.std, each.classes) for each in inbox.values()]
-        anchors = averaged_statistics(noise, sent).flatten(0, 1)
+        anchors = synthetic_sets.averaged_statistics(noise, sent).flatten(0, 1)
         server.state = server.state.replace(anchors=anchors)
 
     @at_server
@@ -208,7 +180,7 @@ class FedLGD(Virtual):
         made, refining = own.as_set(), self.refines(client.round)
         if refining and client.round > 1:
             made = await self.matching(self.local_steps).matched(client, made, lambda _: start)
-        (x, y), common = made.flat(), sorted_by_class(anchors, client.model.classes)
+        (x, y), common = made.flat(), synthetic_sets.sorted_by_class(anchors, client.model.classes)
         both = Data.of(torch.cat([x, common.x]), torch.cat([y, common.y]))
         batches = both.batches(self.batch_size, client.rng("order"), epochs=self.epochs)
         # In rounds of τ the change of weights is to be a gradient of the cross-entropy alone.
@@ -226,18 +198,16 @@ class FedLGD(Virtual):
     async def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Take the mean; in rounds of τ match the global set's gradient to the common change."""
         state, ups = server.state, list(inbox.values())
-        how = Aggregation(self.aggregation, self.byzantine, self.bound)
-        mean = how.joined([up.weights for up in ups], start=state.weights)
+        mean = self.joining.joined([up.weights for up in ups], start=state.weights)
         told = {**state.told, **{name: state.version for name in inbox}}
         anchors, version = state.anchors, state.version
         if self.refines(server.round):
             matching = GradientMatching(self.global_steps, self.global_lr, self.pixel_momentum)
-            common = sorted_by_class(anchors, server.model.classes)
+            common = synthetic_sets.sorted_by_class(anchors, server.model.classes)
             moved = await matching.towards(server.model, common, state.weights, mean, self.lr)
-            anchors = moved.x
-            version += 1
+            anchors, version = moved.x, version + 1
         changes = [up.control for up in ups]
-        control = controls.renewed(state.control, changes, len(server.models), how.joined)
+        control = controls.renewed(state.control, changes, len(server.models), self.joining.joined)
         server.state = Global(mean, anchors, version, told, control)
 
     def axes(self, node: Node[Any], sender: NodeId) -> Mapping[str, Length]:
@@ -247,9 +217,7 @@ class FedLGD(Virtual):
 
     def layout(self, node: Node[Any], sender: NodeId, message: Message, field: str) -> Layout:
         wanted = super().layout(node, sender, message, field)
-        if field != "control":
-            return wanted
-        return trainable(wanted) if self.local_update == "scaffold" else {}
+        return control_layout(self.local_update, wanted) if field == "control" else wanted
 
     def objective(
         self, model: Model, weights: Weights, batch: Batch, start: Weights, drift: Weights,
@@ -257,25 +225,18 @@ class FedLGD(Virtual):
     ) -> Tensor:  # fmt: skip
         """Cross-entropy, plus λ times the regulariser that leans on the global set."""
         features, logits = model.both(weights, batch.x)
-        loss = cross_entropy(logits, batch.y)
+        loss = task_loss(logits, batch.y)
         if len(anchors.x):
-            lean = model.features(weights, anchors.x)
-            if self.regulariser == "contrastive":
-                rows, classes = torch.cat([features, lean]), torch.cat([batch.y, anchors.y])
-                term = supervised_contrastive(rows, classes, temperature=self.temperature)
-            else:
-                term = mmd(features, lean)
-            loss = loss + self.weight * term
-        if self.local_update == "scaffold":
-            loss = loss + controls.correction(drift, weights)
-        if self.local_update == "fedprox":
-            loss = loss + self.mu / 2 * squared_distance(weights, start)
-        return loss
+            rows, lean = Batch(features, batch.y), model.features(weights, anchors.x)
+            others, how = Batch(lean, anchors.y), self.regulariser
+            loss = loss + self.weight * drawn_towards(rows, others, how, self.temperature)
+        return held_near(loss, self.local_update, weights, start, drift, mu=self.mu)
 
     def refines(self, round: int) -> bool:
         """Whether a round, counted from 1, belongs to τ."""
         t = round - 1
         return bool(self.refine_every) and t % self.refine_every == 0 and t <= self.refine_until
 
-    def first_control(self, weights: Weights) -> Weights:
-        return controls.fresh(weights) if self.local_update == "scaffold" else {}
+    @property
+    def joining(self) -> Aggregation:
+        return Aggregation(self.aggregation, self.byzantine, self.bound)

@@ -144,10 +144,8 @@ class FedProto(Local):
         return {**super().axes(node, sender), "entry": width}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
-        why = super().wrong(node, sender, message)
-        if why or not isinstance(message, Up):
-            return why
-        return presence(message, counts=self.weighting == "examples")
+        wanted = presence(message, Up, counts=self.weighting == "examples")
+        return super().wrong(node, sender, message) or wanted
 
     def pulled(
         self, model: Model, weights: Weights, batch: Batch, table: ClassTable,

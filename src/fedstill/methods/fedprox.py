@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedstill.core import Batch, Model, Weights, algebra
+from fedstill.core import Batch, Model, Weights
 from fedstill.core.ranges import NonNegative
 from fedstill.methods.fedavg import FedAvg
+from fedstill.parts.drift import proximal
 
 
 @dataclass(frozen=True)
@@ -30,5 +31,4 @@ class FedProx(FedAvg):
         class_weights: Tensor | None = None,
     ) -> Tensor:
         task = super().objective(model, weights, batch, start, class_weights)
-        moved = algebra.sub(algebra.parameters(weights), algebra.parameters(start))
-        return task + self.mu / 2 * algebra.square(moved)
+        return task + proximal(weights, start, self.mu)

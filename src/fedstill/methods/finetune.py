@@ -27,19 +27,19 @@ from fedstill.core import (
     Model,
     Node,
     NodeId,
-    Place,
     State,
     Step,
     Weights,
     at_clients,
     at_server,
 )
-from fedstill.core.method import Scored, memory_of
+from fedstill.core.method import Scored
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Whole
 from fedstill.core.records import Record
+from fedstill.methods import held_base
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.held_base import Base, Counted, Tuned, as_base, of_base, played_alone, unfit
+from fedstill.methods.held_base import Base, Counted, Tuned, of_base
 from fedstill.parts.generators import ImageGenerator, unfit_images
 from fedstill.parts.label_distribution import miscounted, used_labels
 from fedstill.parts.lessons import Latent, Lesson, Networks, Teaching, Turns, View
@@ -88,51 +88,31 @@ class FineTuner(Method):
             return ()
         if self.role == "data_free" and not self.feedback:
             return ["feedback = false: as data_free nothing is sent to clients; leave it out"]
-        wrong = unfit(self.base, alone=self.role == "data_free")
-        if isinstance(self.base, FineTuner):
-            wrong = "it fine-tunes another method itself; name that one"
+        wrong = held_base.unfit(self.base, alone=self.role == "data_free")
         return [f"base = {type(self.base).__name__}: {wrong}"] if wrong else []
 
     # The base's steps, played on the memory and the messages that it knows.
 
     def each_round(self) -> Sequence[Step]:
-        broadcast, update, _ = self.base.each_round()
-        sends = Counted if self.update.sends is Counted else update.sends
-        taught = self.aggregate.narrowed(
-            reads=sends, sends=None, remembers=self.aggregate.remembers
-        )
-        if self.role == "data_free":
-            memory = memory_of(self.base, Place.SERVER)
-            return [self.update.narrowed(reads=None, sends=sends, remembers=memory), taught]
-        return [
-            self.broadcast.narrowed(reads=None, sends=broadcast.sends, remembers=Tuned),
-            self.update.narrowed(reads=update.reads, sends=sends, remembers=update.remembers),
-            taught,
-        ]
+        steps = (self.broadcast, self.update, self.aggregate)
+        return held_base.around(self.base, steps, alone=self.role == "data_free")
 
     @property
     def holds(self) -> Sequence[type[Record]]:
         """The message and the memory of the base."""
-        kinds = (self.base.each_round()[1].sends, memory_of(self.base, Place.SERVER))
-        return [kind for kind in kinds if kind is not None]
+        return held_base.held_kinds(self.base)
 
     def client_state(self, client: Node[Any]) -> State | None:
         if self.role == "data_free":  # it begins as the base's server does
             return self.base.server_state(client)
         return self.base.client_state(client)
 
-    def held(self, server: Node[Any]) -> State:
-        """What the base's server remembers at the start."""
-        state = self.base.server_state(server)
-        assert state is not None  # `unfit` refuses a base whose server remembers nothing
-        return state
-
     @at_server
     async def broadcast(
         self, server: Node[Tuned], inbox: Inbox[Never]
     ) -> Message | Addressed[Message]:
         """Send what the base method sends."""
-        return cast(Message, await as_base(self.base, 0, server, inbox))
+        return cast(Message, await held_base.as_base(self.base, 0, server, inbox))
 
     @at_clients
     async def update(self, client: Node[Any], inbox: Inbox[Message]) -> Counted:
@@ -152,16 +132,15 @@ class FineTuner(Method):
 
     async def trained(self, client: Node[Any], inbox: Inbox[Message]) -> Message:
         """What a client of the base sends; as data-free, of a base whose only client it is."""
-        if self.role == "fine_tune":
-            _, update, _ = self.base.each_round()
-            return cast(Message, await update.played(client, inbox))
-        return await played_alone(self.base, client)
+        if self.role == "data_free":
+            return await held_base.played_alone(self.base, client)
+        return cast(Message, await self.base.each_round()[1].played(client, inbox))
 
     async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
         """The messages that can be learnt from, after the base has aggregated them."""
         if self.role == "fine_tune":
             sent = Inbox({who: of_base(up) for who, up in inbox.items()})
-            await as_base(self.base, 2, server, sent)
+            await held_base.as_base(self.base, 2, server, sent)
         return {who: up for who, up in inbox.items() if who not in server.rejected}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
@@ -170,8 +149,7 @@ class FineTuner(Method):
         why = self.base.wrong(node, sender, own)
         if why or not isinstance(message, Counted):
             return why
-        counts = message.label_counts
-        miscount = miscounted(counts, node.model.classes, used=self.total(own))
+        miscount = miscounted(message.label_counts, node.model.classes, used=self.total(own))
         return miscount or super().wrong(node, sender, message)
 
     def network_for(self, node: Node[Any], who: NodeId) -> Model:
@@ -192,9 +170,8 @@ class FineTuner(Method):
             self.iterations, self.generator_steps, self.distil_steps, self.generator_batch,
             self.reuse_draws, self.fresh_optimizers,
         )  # fmt: skip
-        return Teaching(
-            turns, networks, stacks, shares.to(server.device), frequencies.cpu(), resting
-        )
+        shares = shares.to(server.device)
+        return Teaching(turns, networks, stacks, shares, frequencies.cpu(), resting)
 
     def asking(self, some: Sequence[Latent], clients: int) -> Sequence[Latent]:
         """The generator's steps; all clients are asked in each."""
@@ -202,10 +179,8 @@ class FineTuner(Method):
 
     def made(self, kind: Callable[..., G], model: Model, **more: Any) -> G:
         """A kind of generator in the sizes of this method."""
-        return kind(
-            model.shape, model.classes, latent=self.latent, width=self.generator_width,
-            device=model.device, **more,
-        )  # fmt: skip
+        sizes = {"latent": self.latent, "width": self.generator_width, **more}
+        return kind(model.shape, model.classes, device=model.device, **sizes)
 
     @torch.no_grad()
     def imagined(self, server: Node[Any], per_class: int) -> tuple[Tensor, Tensor] | None:

@@ -6,7 +6,7 @@ memory, a client's message holds the base's message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Protocol, Self, cast, runtime_checkable
 
@@ -24,11 +24,13 @@ from fedstill.core import (
     NodeId,
     Place,
     State,
+    Step,
     Weights,
 )
 from fedstill.core.content import MOST, Axes
 from fedstill.core.data import Plan
 from fedstill.core.method import memory_of
+from fedstill.core.records import Record
 from fedstill.methods.fedavg import Own
 from fedstill.parts.label_distribution import counts_table, dynamic_shares, label_distribution
 
@@ -95,6 +97,38 @@ def by_label_counts(heard: Mapping[NodeId, Counted]) -> tuple[Tensor, Tensor]:
     return dynamic_shares(counts), label_distribution(counts)
 
 
+def around(base: Method, steps: Sequence[Step], *, alone: bool) -> Sequence[Step]:
+    """A fine-tuner's broadcast, update and aggregate, which read and send what the base's do.
+
+    Alone, clients hear nothing and remember what the base's server does.
+    """
+    told, trained, _ = base.each_round()
+    broadcast, update, aggregate = steps
+    sends = Counted if update.sends is Counted else trained.sends
+    taught = aggregate.narrowed(reads=sends, sends=None, remembers=aggregate.remembers)
+    if alone:
+        memory = memory_of(base, Place.SERVER)
+        return [update.narrowed(reads=None, sends=sends, remembers=memory), taught]
+    return [
+        broadcast.narrowed(reads=None, sends=told.sends, remembers=Tuned),
+        update.narrowed(reads=trained.reads, sends=sends, remembers=trained.remembers),
+        taught,
+    ]
+
+
+def held_kinds(base: Method) -> Sequence[type[Record]]:
+    """The message and the memory of a base, which those of a fine-tuner hold."""
+    kinds = (base.each_round()[1].sends, memory_of(base, Place.SERVER))
+    return [kind for kind in kinds if kind is not None]
+
+
+def first_memory(base: Method, server: Node[Any]) -> State:
+    """What the base's server remembers at the start."""
+    state = base.server_state(server)
+    assert state is not None  # `unfit` refuses a base whose server remembers nothing
+    return state
+
+
 async def as_base(base: Method, place: int, server: Node[Any], inbox: Inbox[Any]) -> Any:
     """What a step of the base's rounds says at the server, played on the memory that ours holds."""
     inner = server.remembering(server.state.base)
@@ -120,11 +154,13 @@ def unfit(base: Method, *, alone: bool = False) -> str | None:
     """Why a method cannot be the base of a fine-tuner, or of one that plays clients alone."""
     if base.scored is not Place.SERVER:
         return "its server keeps no model that could be taught"
-    steps = base.each_round()
+    steps, memory = base.each_round(), memory_of(base, Place.SERVER)
+    if memory is not None and issubclass(memory, Tuned):
+        return "it fine-tunes another method itself; name that one"
     places = [step.place for step in steps]
     if base.before() or base.after() or places != [Place.SERVER, Place.CLIENTS, Place.SERVER]:
         return "its rounds are not broadcast, update, aggregate"
-    if not _has_weights(steps[1].sends) or not _has_weights(memory_of(base, Place.SERVER)):
+    if not _has_weights(steps[1].sends) or not _has_weights(memory):
         return "its clients send no weights, so there are no networks to learn from"
     if not isinstance(base, Base):
         return "it must say network_for, plan and used, as FedAvg does"

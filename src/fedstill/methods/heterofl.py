@@ -224,10 +224,8 @@ class HeteroFL(FedAvg):
         return SubModel(weights, units, shares[self.weighting])
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
-        why = super().wrong(node, sender, message)
-        if why or not isinstance(message, Trained):
-            return why
-        return presence(message, held=self.masked or self.head_rows == "held")
+        wanted = presence(message, Trained, held=self.masked or self.head_rows == "held")
+        return super().wrong(node, sender, message) or wanted
 
     def rates(self, models: Mapping[NodeId, Model]) -> dict[NodeId, float]:
         """Each client's share of the units."""

@@ -195,10 +195,8 @@ class VHL(FedAvg):
         return {**known, "virtual": (0,) if self.sharing == "seed" else whole}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
-        why = super().wrong(node, sender, message)
-        if why or not isinstance(message, Virtual):
-            return why
-        return presence(message, seed=self.sharing == "seed")
+        wanted = presence(message, Virtual, seed=self.sharing == "seed")
+        return super().wrong(node, sender, message) or wanted
 
     def network(self, model: Model) -> Model:
         """What is trained: with `extra` labels twice as many outputs as there are classes."""

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never
+from typing import Annotated, Any, ClassVar, Never
 
+import torch
 from torch import Tensor
 
-from fedstill.core import Inbox, Method, Node, Place, State, Step, at_clients
+from fedstill.core import (
+    Exact,
+    Inbox,
+    Message,
+    Method,
+    Node,
+    Place,
+    Positional,
+    State,
+    Step,
+    at_clients,
+)
+from fedstill.core.content import LARGEST_INPUT, Axes
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.core.records import Pictured
 from fedstill.parts import augment, pixels
 from fedstill.parts.augment import strategy_faults
 from fedstill.parts.distribution_matching import Matching
-from fedstill.parts.synthetic_sets import Start, SyntheticSet
+from fedstill.parts.synthetic_sets import Start, SyntheticSet, held_classes, statistics
 from fedstill.parts.warm_up import MatchingNetwork, plain_network, warmed_up
 
 
@@ -31,6 +44,14 @@ class Own(State):
 
     def as_set(self) -> SyntheticSet:
         return SyntheticSet(self.images, self.share, self.classes)
+
+
+class Statistics(Message):
+    """Mean and deviation of each class held."""
+
+    mean: Annotated[Exact, Axes("held", "channel", high=LARGEST_INPUT)]
+    std: Annotated[Exact, Axes("held", "channel", low=0, high=LARGEST_INPUT)]
+    classes: Annotated[Positional, Axes("held", below="class", rising=True)]
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,14 @@ class Virtual(Method):
             return made
         kept = pixels.given_away(client.data, made.images, "normalised", eight_bits=True)
         return made._replace(images=kept)
+
+    def described(self, client: Node[Any]) -> Statistics | None:
+        """Statistics of the own examples, as a set begins with them; None where there are none."""
+        held = held_classes(client)
+        if not held:
+            return None
+        mean, std = statistics(client.data, held, client.model.classes, self.start)
+        return Statistics(mean, std, torch.tensor(held, device=client.device))
 
     @property
     def warming(self) -> Matching:

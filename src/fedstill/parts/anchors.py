@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple, TypeVar
 
@@ -43,6 +43,15 @@ class Sets(NamedTuple):
             {maker: self.images[maker] for maker in new},
             {maker: self.classes[maker] for maker in new},
         )
+
+    def wrong(self, makers: Sequence[str], *, none: bool) -> str | None:
+        """Why sets cannot have been sent by one who has those of these makers; or `none` at all."""
+        strange = [name for name in self.images if name not in makers]
+        if strange:
+            return f"sent anchors of {strange[0]!r}, whose set it does not have to send"
+        if self.images.keys() != self.classes.keys():
+            return "sent anchors of other makers than classes"
+        return None if self.images or none else "sent no anchors"
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Sets:
         """The same makers and classes, each set of images changed by a function."""

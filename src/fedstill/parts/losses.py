@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstill.core.data import Batch
 from fedstill.core.records import Weights
+
+Regulariser = Literal["contrastive", "mmd", "none"]
 
 
 def supervised_contrastive(
@@ -50,6 +53,14 @@ def mmd(left: Tensor, right: Tensor, *, kernels: int = 5) -> Tensor:
     kernel = torch.exp(-squared.unsqueeze(0) / widths.reshape(-1, 1, 1)).sum(0)
     n = len(left)
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+
+
+def drawn_towards(rows: Batch, others: Batch, how: Regulariser, temperature: float) -> Tensor:
+    """What draws features of rows to those of others: alike by class, or as a whole (MMD)."""
+    if how == "mmd":
+        return mmd(rows.x, others.x)
+    features, labels = torch.cat([rows.x, others.x]), torch.cat([rows.y, others.y])
+    return supervised_contrastive(features, labels, temperature=temperature)
 
 
 def task_loss(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core import Batch, Model, Node, NodeId, Weights, trees
+from fedstill.core.content import Length
 from fedstill.parts.outliers import believed
 from fedstill.parts.robust import Aggregation
 
@@ -27,6 +28,11 @@ class Sent(Protocol):
 
 
 S = TypeVar("S", bound=Sent)
+
+
+def images_sent(model: Model, per_class: int) -> dict[str, Length]:
+    """How many images a client may send: one at least, at most so many of every class."""
+    return {"image": range(1, per_class * model.classes + 1)}
 
 
 def stands_for(client: Node[Any], labels: Tensor) -> Tensor:

@@ -129,6 +129,14 @@ def released_statistics(data: Data, classes: Sequence[int], known: int) -> tuple
     return lower, (squares - lower.square()).clamp(min=0).sqrt()
 
 
+def statistics(
+    data: Data, classes: Sequence[int], known: int, start: Start
+) -> tuple[Tensor, Tensor]:
+    """[class, channel], mean and deviation as a set that starts in this way would have them."""
+    found = released_statistics if start == "released_statistics" else class_statistics
+    return found(data, classes, known)
+
+
 def mean_over_holders(
     rows: Sequence[Tensor],
     classes: Sequence[Tensor],
