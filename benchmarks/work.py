@@ -21,7 +21,7 @@ PIECES = 10  # tensors of the network that only travels
 class Work:
     """Federated averaging of one network, or distribution matching; equal for all systems."""
 
-    network: str  # logistic, two-conv, none (only travels), convnet
+    network: str  # logistic, two-conv, none (only travels), convnet, conv4
     clients: int
     awake: int  # clients of a round
     rounds: int
@@ -45,6 +45,11 @@ class Work:
     precision: str = "tf32"
     # how much of a GPU a client of a system with processes takes
     gpu_share: float = 0.1
+    # another system's own code: the method, and the folder of the repository's copy
+    method: str = "fedavg"
+    size: int | None = None  # of images, where it is not the data set's
+    most: int = 0  # examples of a client; 0: all
+    code: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = ("test_recipes.py", "test_examples.py", "test_readme.py", "sites", "deploy")
+# Plug-ins: one that writes, and one that warns beside several workers, where a warning is an error.
+OFF = ("-p", "no:cacheprovider", "-p", "no:benchmark")
 FAILED = re.compile(r"^(FAILED|ERROR) ")
 
 
@@ -45,7 +47,7 @@ def command(tests: Sequence[str], workers: int) -> list[str]:
     left_out = [f"--ignore=tests/{name}" for name in LEFT_OUT]
     several = ["-n", str(workers)] if workers > 1 else []
     return [
-        sys.executable, "-m", "pytest", "--tb=no", "-p", "no:cacheprovider", *several, *left_out,
+        sys.executable, "-m", "pytest", "--tb=no", *OFF, *several, *left_out,
         *(tests or ["tests"]),
     ]  # fmt: skip
 

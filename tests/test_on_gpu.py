@@ -23,6 +23,7 @@ def test_the_one_line_has_counts_commit_and_device() -> None:
 def test_what_is_left_out_exists() -> None:
     assert all((ROOT / "tests" / name).exists() for name in on_gpu.LEFT_OUT)
     words = on_gpu.command(["tests/core"], workers=3)
+    assert "no:benchmark" in words
     assert words[-1] == "tests/core" and "--ignore=tests/sites" in words and "3" in words
 
 

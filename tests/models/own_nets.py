@@ -66,3 +66,17 @@ class Twin(nn.Module):
         x = F.avg_pool2d(F.relu(self.norm0(self.conv0(x))), 2)
         x = F.avg_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         return self.head(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class Attentive(nn.Module):
+    """Rows of an 8x8 image look at each other; torch's kernels for that know no stacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.Linear(8, 24)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.seen(x).chunk(3, dim=-1)  # each [example, channel, row, column]
+        rows = F.scaled_dot_product_attention(query, key, value)
+        return self.head(rows.flatten(1))  # type: ignore[no-any-return]

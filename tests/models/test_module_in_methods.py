@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.models import ConvNet, Module
 from fedstill.testing import small
-from models.own_nets import BatchNet, GroupNet, Twin, VectorNet
+from models.own_nets import Attentive, BatchNet, GroupNet, Twin, VectorNet
 
 NETS: dict[str, Callable[[], nn.Module]] = {"group": GroupNet, "batch": BatchNet}
 NARROWED = {"heterofl", "feddropout", "fedrolex"}  # they cut networks, whose widths they must know
@@ -56,6 +57,15 @@ def test_a_module_trains_alike_in_two_engines(name: str, net: str) -> None:
     assert found.keys() == expected.keys() and expected
     for key, loss in expected.items():
         assert found[key] == pytest.approx(loss, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "desa"])
+def test_attention_is_stacked_without_a_warning_and_trains_alike(name: str) -> None:
+    method = small(METHODS[name])
+    _, plain = worlds.played(method, pictures(Attentive), rounds=1)
+    with warnings.catch_warnings(action="error"):
+        _, stacked = worlds.played(method, pictures(Attentive), rounds=1, engine=Batched)
+    assert losses(stacked) == pytest.approx(losses(plain), abs=2e-3)
 
 
 @pytest.mark.parametrize("name", sorted(NARROWED))

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import batch_norm
 from fedstill.core.records import Weights, is_buffer
-from fedstill.core.torch_internals import writes_into
+from fedstill.core.torch_internals import in_transform, is_stacked, writes_into
 from fedstill.models.random_calls import Seeded
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -417,10 +418,9 @@ class Skeleton:
     def _called(
         self, given: Weights, x: Tensor, seed: Tensor | None, training: bool
     ) -> Tensor:  # fmt: skip
-        if training and self.draws:
-            with Seeded(seed):
-                return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
-        return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
+        drawing = Seeded(seed) if training and self.draws else nullcontext()
+        with drawing, stackable_attention(x, *given.values()):
+            return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
     @cached_property
     def twice(self) -> bool:
@@ -496,6 +496,16 @@ class Skeleton:
         for name, tensor in values.items():
             found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()[:16]
+
+
+def stackable_attention(*given: Tensor) -> AbstractContextManager[None]:
+    """Where tensors stand for many, attention as matrix products.
+
+    Torch's quicker kernels know no stacks: they would run network by network, with a warning.
+    """
+    if in_transform() and any(is_stacked(tensor) for tensor in given):
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()
 
 
 def _source(code: Any) -> str:

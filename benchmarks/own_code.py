@@ -1,0 +1,215 @@
+"""B4: other systems' own code beside ours; python benchmarks/own_code.py --code DIR --data-dir DIR
+
+Their repositories are no part of this one. DIR has a copy of each, by these names:
+
+    git clone https://github.com/TsingZ0/PFLlib                    # FedAvg, SCAFFOLD
+    git clone https://github.com/TsingZ0/HtFLlib                   # FedProto, FedGen
+    git clone https://github.com/VICO-UoE/DatasetCondensation      # distribution matching
+    git clone https://github.com/clearsky0601/FL                   # DFRD/LightFed, DFRD's authors
+
+MNIST from --data-dir, without it the embedded digits; both sides read one split of the same arrays.
+Every system is played in a process of its own, which is forked when torch and fedstill are loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstill.commands.bench import machine
+from fedstill.core.errors import unknown
+from systems import beside, foreign
+from work import Work
+
+HERE = Path(__file__).resolve().parent
+HALF = {"precision": "half"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Who does the work of a row: a module of `systems`, and how it is told."""
+
+    title: str
+    module: str
+    changes: dict[str, Any]
+
+
+def ours(title: str, module: str = "beside", **changes: Any) -> Side:
+    return Side(f"fedstill, {title}", module, changes)
+
+
+STACKED = (ours("batched", engine="batched"), ours("batched, half", engine="batched", **HALF))
+ALONE = (ours("tf32", "ours"), ours("half", "ours", **HALF))
+ROWS = {
+    "fedavg": (Side("PFLlib's FedAvg", "pfllib", {}), *STACKED),
+    "scaffold": (Side("PFLlib's SCAFFOLD", "pfllib", {}), STACKED[0]),
+    "fedproto": (Side("HtFLlib's FedProto", "htfllib", {}), STACKED[0]),
+    "fedgen": (Side("HtFLlib's FedGen", "htfllib", {}), STACKED[0]),
+    "matching": (Side("the authors' main_DM.py", "dm_authors", {}), *ALONE),
+    "lessons": (
+        Side("the authors' DFRD server", "dfrd_authors", {}),
+        ours("tf32", "dfrd_beside", engine="in_process"),
+        ours("half", "dfrd_beside", engine="in_process", **HALF),
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rows", nargs="*", default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--code", type=Path, required=True, help="folder with the repositories")
+    parser.add_argument("--data-dir", type=Path, help="folder with mnist.npz")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the JSON")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each side, seeds 0, 1, …")
+    parser.add_argument("--small", action="store_true", help="a reduced size, to see that it works")
+    parser.add_argument("--limit", type=int, default=600, help="seconds that a side may take")
+    options = parser.parse_args()
+    strange = [unknown("row", name, ROWS) for name in options.rows if name not in ROWS]
+    if strange:
+        raise SystemExit("\n".join(strange))
+    for name in {side.module for row in options.rows for side in ROWS[row]}:
+        importlib.import_module(f"systems.{name}")
+    foreign.importable("torchvision")  # what takes long to load is loaded once
+    found: dict[str, Any] = {
+        "table": "own_code", "when": time.strftime("%Y-%m-%d"), "small": options.small,
+        "seeds": options.seeds, "device": options.device, "rows": [],
+    }  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        for name in options.rows:
+            found["rows"].append(measured(name, workload(name, options, Path(place)), options))
+            path = options.out / f"own_code-{'-'.join(options.rows)}.json"
+            path.write_text(json.dumps(found) + "\n")
+        # Last: whoever looks at the GPU can fork no more.
+        path.write_text(json.dumps({**found, "machine": machine()}) + "\n")
+    print(f"→ {path}")
+
+
+def workload(name: str, options: argparse.Namespace, place: Path) -> Work:
+    """The settings of a row, with its examples written for everybody to read."""
+    if options.data_dir is None:
+        data: dict[str, Any] = {"data_name": "digits5", "data_dir": None}
+    else:
+        data = {"data_name": "mnist", "data_dir": str(options.data_dir.resolve())}
+    shared = {"device": options.device, "code": str(options.code.resolve()), "method": name, **data}
+    small = options.small
+    if name == "matching":
+        sizes = (8, 1, 4, 16, 2) if small else (256, 50, 100, 128, 150)
+        batch, per_class, iterations, width, epochs = sizes
+        work = Work(
+            "convnet", 1, 1, iterations, batch=batch, per_class=per_class, width=width,
+            epochs=epochs, size=32, **shared,
+        )  # fmt: skip
+    elif name == "lessons":
+        clients, rounds, batch, turns = (3, 2, 8, 1) if small else (10, 3, 64, 10)
+        work = Work("conv4", clients, clients, rounds, batch=batch, epochs=turns, size=32, **shared)
+    elif name in ("fedavg", "scaffold"):
+        clients, awake, rounds = (6, 3, 2) if small else (100, 20, 12)
+        work = Work(
+            "two-conv", clients, awake, rounds, batch=10 if small else 50, lr=0.05, **shared
+        )
+    else:
+        clients, rounds, most = (3, 2, 40) if small else (10, 8, 600)
+        kind = "logistic" if name == "fedgen" else "two-conv"
+        batch = 10 if small else 20
+        work = Work(kind, clients, clients, rounds, batch=batch, lr=0.02, most=most, **shared)
+    return replace(work, data=str(exported(work, place / f"{name}.npz")))
+
+
+def exported(work: Work, path: Path) -> Path:
+    """The split's arrays in a file, as all systems read them."""
+    sites = beside.everybody(work).sites
+    first = sites[0]
+    assert all((site.mean, site.std) == (first.mean, first.std) for site in sites)
+    np.savez(
+        path, train_x=first.pool.inputs, train_y=first.pool.labels,
+        test_x=first.test.inputs, test_y=first.test.labels,
+        rows=np.concatenate([site.rows for site in sites]),
+        counts=np.array([len(site.rows) for site in sites]),
+        mean=np.array(first.mean), std=np.array(first.std),
+    )  # fmt: skip
+    return path
+
+
+def measured(name: str, work: Work, options: argparse.Namespace) -> dict[str, Any]:
+    """Everybody's runs of one row."""
+    sides = []
+    for side in ROWS[name]:
+        told = replace(work, **side.changes)
+        runs = forked(
+            side, [replace(told, seed=seed) for seed in range(options.seeds)], options.limit
+        )
+        sides.append({"title": side.title, "runs": runs})
+        said = [
+            run.get("failed") or f"{median_ms(run):.2f} ms, {100 * (run['accuracy'] or 0):.2f} %"
+            for run in runs
+        ]
+        print(f"{name} · {side.title}: {'; '.join(said)}", flush=True)
+    hidden = ("data", "data_dir", "code", "launched", "seed", "engine", "precision", "device")
+    shown = {key: value for key, value in vars(work).items() if key not in hidden}
+    return {"row": name, "work": shown, "sides": sides}
+
+
+def median_ms(run: dict[str, Any]) -> float:
+    """Milliseconds of a round or an iteration, without the first round."""
+    seconds = run["seconds"]
+    return 1000 * float(np.median(seconds[1:] or seconds)) / run.get("parts", 1)
+
+
+def forked(side: Side, works: Sequence[Work], limit: int) -> list[dict[str, Any]]:
+    """What came of the runs in a process of their own, one after the other."""
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=played, args=(side.module, works, theirs))
+    process.start()
+    theirs.close()
+    runs: list[dict[str, Any]] = []
+    ended = time.monotonic() + limit
+    while len(runs) < len(works):
+        try:
+            if not mine.poll(max(0.0, ended - time.monotonic())):
+                runs.append({"failed": f"took more than {limit} s"})
+                break
+            runs.append(json.loads(mine.recv_bytes()))
+        except EOFError:
+            runs.append({"failed": "the process ended"})
+            break
+    if process.is_alive() and len(runs) < len(works) + 1 and runs and "failed" in runs[-1]:
+        process.kill()
+    process.join(30)
+    return runs
+
+
+def played(module: str, works: Sequence[Work], answers: Connection) -> None:
+    """In the process: run after run, each answered as JSON."""
+    system = importlib.import_module(f"systems.{module}")
+    for work in works:
+        try:
+            with redirect_stdout(StringIO()):  # others say much
+                found = system.run(replace(work, launched=time.time()))
+            found["seed"] = work.seed
+            if work.per_class:
+                found["parts"] = work.rounds
+        except (Exception, SystemExit) as error:
+            traceback.print_exc(limit=-4)
+            found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        answers.send_bytes(json.dumps(found).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""FedProto and FedGen by HtFLlib's own servers and clients, their code unchanged.
+
+It keeps every model in a file between any two uses; that is its way and stays in its times.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+from torch import Tensor, nn
+
+from systems import foreign
+from systems.pfllib import files, seeded, settings, timed
+from work import Rounds, Work, accuracy, network
+
+VERSIONS = ("torch",)
+UNUSED = ("h5py", "sklearn.preprocessing", "sklearn.metrics", "sklearn", "torchvision")
+GENERATOR = {"noise_dim": 32, "hidden_dim": 64, "generator_learning_rate": 0.005}
+SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedgen": ("servergen", "FedGen")}
+
+
+class Split(nn.Module):
+    """The workload's network with its last layer by the name under which HtFLlib looks for it."""
+
+    def __init__(self, whole: nn.Sequential):
+        super().__init__()
+        self.body, self.fc = whole[:-1], whole[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.fc(self.body(x))
+        return made
+
+
+def run(work: Work) -> dict[str, object]:
+    # It loads whole modules, which newer versions of torch refuse unless told; they are its own.
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+    absent = foreign.stood_in(UNUSED)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        foreign.searched(foreign.folder(work, "HtFLlib", "system")),
+    ):
+        files(Path(place), work)
+        before = Path.cwd()
+        os.chdir(Path(place, "system"))
+        try:
+            found = trained(work)
+        finally:
+            os.chdir(before)
+    return {**found, "stood_in": absent}
+
+
+def trained(work: Work) -> dict[str, object]:
+    module, name = SERVERS[work.method]
+    servers = __import__(f"flcore.servers.{module}", fromlist=[name])
+    models = __import__("flcore.trainmodel.models", fromlist=["models"])
+    items = __import__("flcore.clients.clientbase", fromlist=["load_item"])
+    seeded(work.seed)
+    first = network(work)
+    assert isinstance(first, nn.Sequential)
+    models.bench_network = lambda: Split(first)
+    last = first[-1]
+    assert isinstance(last, nn.Linear)
+    rounds = Rounds(work)
+    told = settings(
+        work, models=["bench_network()"], models_folder_name="", feature_dim=last.in_features,
+        lamda=1.0, server_epochs=50, save_folder_name="items", **GENERATOR,
+    )  # fmt: skip
+    server = timed(getattr(servers, name), rounds)(told, 0)
+    seeded(work.seed)
+    server.train()
+    return rounds.result(reached(server, items, work))
+
+
+def reached(server: object, items: object, work: Work) -> float:
+    """Of the clients' own networks the mean, on all test examples."""
+    found = [
+        accuracy(items.load_item(client.role, "model", client.save_folder_name).eval(), work)  # type: ignore[attr-defined]
+        for client in server.clients  # type: ignore[attr-defined]
+    ]
+    return mean(score for score in found if score is not None)
