@@ -29,7 +29,7 @@ check: $(VENV)/.for-test
 	$(BIN)/mypy
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # With a torch for CUDA, which the environment of the other targets has not: PYTHON's own.
 test-gpu:

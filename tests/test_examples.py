@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,19 @@ from fedstill.testing import CHECKS
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def printed(name: str, *arguments: object) -> str:
-    """What an example prints in a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """What an example prints, run as a program."""
+
+    def run(name: str, *arguments: object) -> str:
+        path = str(EXAMPLES / name)
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -36,7 +38,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def test_the_first_run_prints_a_row_for_each_method_and_leaves_their_folders(
-    tmp_path: Path,
+    tmp_path: Path, printed: Callable[..., str]
 ) -> None:
     table = rows(printed("first_run.py", tmp_path))
     assert {"local", "fedavg"} <= set(table)
@@ -45,9 +47,9 @@ def test_the_first_run_prints_a_row_for_each_method_and_leaves_their_folders(
         assert (tmp_path / name / "summary.json").exists()
 
 
-def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_the_contract() -> (
-    None
-):
+def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_the_contract(
+    printed: Callable[..., str],
+) -> None:
     text = printed("new_method.py")
     assert f"FedAvgM: 0 of {len(CHECKS)} broken" in text
     table = rows(text)
@@ -60,7 +62,9 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     assert with_it != pytest.approx(plain, abs=0.7)
 
 
-def test_in_one_dimension_feddm_comes_lower_than_fedavg_and_both_are_drawn(tmp_path: Path) -> None:
+def test_in_one_dimension_feddm_comes_lower_than_fedavg_and_both_are_drawn(
+    tmp_path: Path, printed: Callable[..., str]
+) -> None:
     text = printed("one_dimension.py", tmp_path / "one.png")
     loss = {name: float(cells[1]) for name, cells in rows(text).items() if name[0] not in "-w|"}
     assert loss["lowest"] <= loss["FedDM"] < min(loss["FedAvg"], loss["start"])
@@ -69,14 +73,28 @@ def test_in_one_dimension_feddm_comes_lower_than_fedavg_and_both_are_drawn(tmp_p
     assert (tmp_path / "one.png").stat().st_size > 10_000
 
 
-def executed(name: str, place: Path) -> list[Any]:
-    """The cells of a notebook after it was run from top to bottom in some folder."""
+NOTEBOOKS = ("my_arrays", "compare_and_publish", "write_a_method")
+
+
+@pytest.fixture(scope="module")
+def notebooks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
+    """A folder, and the cells of all notebooks after they were run there from top to bottom.
+
+    One kernel runs them, as it takes seconds to start; what one defined is gone for the next.
+    """
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    notebook = nbformat.read(EXAMPLES / name, as_version=4)
-    resources = {"metadata": {"path": str(place)}}
-    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
-    return list(notebook.cells)
+    folder, cells = tmp_path_factory.mktemp("notebooks"), {}
+    for name in NOTEBOOKS:
+        cells[name] = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4).cells
+    one = nbformat.v4.new_notebook()
+    for each in cells.values():
+        one.cells += [*each, nbformat.v4.new_code_cell("%reset -f")]
+    with pytest.MonkeyPatch.context() as patch:  # cells call the command `fedstill`
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        resources = {"metadata": {"path": str(folder)}}
+        nbclient.NotebookClient(one, timeout=600, resources=resources).execute()
+    return folder, cells
 
 
 def shown(cell: Any, kind: str) -> str:
@@ -84,31 +102,33 @@ def shown(cell: Any, kind: str) -> str:
     return "".join(str(each.get("data", {}).get(kind, "")) for each in cell.outputs)
 
 
-def test_the_first_notebook_shows_progress_a_table_and_a_curve(tmp_path: Path) -> None:
-    *_, played, compared, plotted = executed("my_arrays.ipynb", tmp_path)
+def test_the_first_notebook_shows_progress_a_table_and_a_curve(notebooks: Any) -> None:
+    *_, played, compared, plotted = notebooks[1]["my_arrays"]
     assert "<progress value='3' max='3'>" in shown(played, "text/html")
     assert "<table" in shown(compared, "text/html")
     assert shown(plotted, "image/png")
 
 
 def test_the_notebook_that_compares_shows_data_means_and_writes_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebooks: Any,
 ) -> None:
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    cells = [cell for cell in executed("compare_and_publish.ipynb", tmp_path) if "outputs" in cell]
+    folder, run = notebooks
+    cells = [cell for cell in run["compare_and_publish"] if "outputs" in cell]
     loaded, _, compared, _, plotted, _ = cells
     assert "<th>plain</th>" in shown(loaded, "text/html")
     assert "±" in shown(compared, "text/html")
     assert shown(plotted, "image/png")
-    assert (tmp_path / "runs" / "report.html").exists()
+    assert (folder / "runs" / "report.html").exists()
 
 
-def test_the_notebook_that_writes_a_method_finds_fedavg_in_it(tmp_path: Path) -> None:
-    cells = executed("write_a_method.ipynb", tmp_path)
+def test_the_notebook_that_writes_a_method_finds_fedavg_in_it(notebooks: Any) -> None:
+    cells = notebooks[1]["write_a_method"]
     assert "bytes sent" in shown(cells[-2], "text/html")  # its assertion held, the run is shown
 
 
-def test_embeddings_of_a_frozen_backbone_train_a_head_by_averaging_and_by_distillation() -> None:
+def test_embeddings_of_a_frozen_backbone_train_a_head_by_averaging_and_by_distillation(
+    printed: Callable[..., str],
+) -> None:
     text = printed("embeddings.py", 1)
     assert "5 clients, 64 features, 10 classes" in text
     table = rows(text)

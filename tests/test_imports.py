@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -204,15 +205,51 @@ def test_a_blocked_package_really_is_blocked() -> None:
     assert python(code) == "blocked\n"
 
 
+BRINGS = """
+import json, sys, numpy, torch
+seen = set(sys.modules)
+def told(what):
+    print(json.dumps([what, sorted(name for name in sys.modules if name not in seen)]))
+import fedstill
+told("the library")
+from fedstill.data.embedded import handwriting
+assert len(handwriting().labels) == 1797
+told("the embedded digits")
+import fedstill.report.plots, fedstill.report.tables
+told("reports")
+from fedstill.core import torch_internals as looking
+assert looking.operations(lambda: torch.ones(2, 3) @ torch.ones(3, 2)) == 24
+with looking.looking_at_results(lambda made: None):
+    torch.ones(2) + 1
+told("looking at operations")
+import fedstill.testing
+told("the contract")
+"""
+
+
+@cache
+def brought() -> dict[str, set[str]]:
+    """What stands imported beside torch and numpy, one thing after the other in one process."""
+    lines = (json.loads(line) for line in python(BRINGS).splitlines())
+    return {what: set(names) for what, names in lines}
+
+
 def test_importing_fedstill_brings_nothing_but_torch_and_numpy() -> None:
-    code = (
-        "import json, sys, numpy, torch\n"
-        "before = set(sys.modules)\n"
-        "import fedstill\n"
-        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
-        "print(json.dumps(sorted(new - sys.stdlib_module_names)))"
-    )
-    assert set(json.loads(python(code))) <= {"fedstill", "torch", "numpy"}
+    new = {name.split(".")[0] for name in brought()["the library"]}
+    assert new - sys.stdlib_module_names <= {"fedstill", "torch", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("what", "absent"),
+    [
+        ("the embedded digits", {"sklearn"}),
+        ("reports", {"matplotlib", "rich"}),
+        ("looking at operations", {"torch._dynamo"}),
+        ("the contract", {"pytest"}),
+    ],
+)
+def test_nothing_is_imported_before_it_is_needed(what: str, absent: set[str]) -> None:
+    assert not absent & brought()[what]
 
 
 USED_AS = {  # packages that are imported under another name than they are installed by

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import on_gpu
 
@@ -27,12 +28,15 @@ def test_what_is_left_out_exists() -> None:
     assert words[-1] == "tests/core" and "--ignore=tests/sites" in words and "3" in words
 
 
-def test_it_ends_with_its_line_and_with_the_code_of_the_tests() -> None:
-    paths = ["tests/core/test_seeds.py"]
-    done = subprocess.run(
-        [sys.executable, "tests/on_gpu.py", "--workers", "1", "--without-gpu", *paths],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = done.stdout.strip().splitlines()
-    assert line.startswith("GPU tests at ") and " passed in " in line
+def test_it_ends_with_its_line_and_with_the_code_of_the_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tests = tmp_path / "test_two.py"
+    tests.write_text("def test_kept(): pass\ndef test_broken(): assert 1 == 2\n")
+    words = ["on_gpu.py", "--workers", "1", "--without-gpu", str(tests)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as end:
+        on_gpu.main()
+    failed, line = capsys.readouterr().out.strip().splitlines()
+    assert end.value.code == 1 and "test_two.py::test_broken" in failed
+    assert line.startswith("GPU tests at ") and "1 failed, 1 passed in " in line

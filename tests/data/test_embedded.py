@@ -1,6 +1,5 @@
 """The embedded digits are the same on every machine, and no digit is in two places."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -124,12 +123,3 @@ def test_digits_come_from_the_file_as_from_the_library_and_without_it_from_the_l
     slow = embedded.handwriting()
     assert quick.ink.shape == (1797, 8, 8) and quick.ink.max() == 1.0
     assert np.array_equal(quick.ink, slow.ink) and np.array_equal(quick.labels, slow.labels)
-
-
-def test_the_digits_are_there_without_importing_the_library() -> None:
-    code = (
-        "import sys; from fedstill.data.embedded import handwriting; "
-        "print(len(handwriting().labels), 'sklearn' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1797 False\n"

@@ -36,7 +36,7 @@ from {module} import {make}
 net = {make}()
 net.load_state_dict(load_file({weights!r}))
 x = torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8)
-print([round(v, 4) for v in net.eval()(x).flatten().tolist()])
+answer = [round(v, 4) for v in net.eval()(x).flatten().tolist()]
 """
 X = torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8)
 
@@ -56,8 +56,23 @@ class Net(nn.Module):
 
 
 def alone(folder: Path, module: str, make: str, weights: Path) -> list[float]:
-    """What a model answers in a process that cannot import fedstill."""
+    """What a model answers where fedstill cannot be imported."""
     code = ALONE.format(folder=str(folder), module=module, make=make, weights=str(weights))
+    found: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fedstill", None)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.delitem(sys.modules, module, raising=False)
+        exec(code, found)
+        patch.delitem(sys.modules, module)
+    answer: list[float] = found["answer"]
+    return answer
+
+
+def alone_in_a_process(folder: Path, module: str, make: str, weights: Path) -> list[float]:
+    """The same in a process of its own."""
+    code = ALONE.format(folder=str(folder), module=module, make=make, weights=str(weights))
+    code += "print(answer)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: list[float] = json.loads(done.stdout)
@@ -69,10 +84,14 @@ def rounded(logits: torch.Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "models", [{"name": "mlp", "hidden": [6]}, {"name": "convnet", "depth": 2, "width": 4}]
+    ("models", "answers"),
+    [
+        ({"name": "mlp", "hidden": [6]}, alone),
+        ({"name": "convnet", "depth": 2, "width": 4}, alone_in_a_process),
+    ],
 )
 def test_our_network_is_written_with_code_that_needs_torch_alone(
-    tmp_path: Path, models: dict[str, Any]
+    tmp_path: Path, models: dict[str, Any], answers: Any
 ) -> None:
     recipe = write_recipe(tmp_path, run={"rounds": 1})
     text = recipe.read_text().replace('name = "mlp"\nhidden = [6]\n', "")
@@ -88,7 +107,7 @@ def test_our_network_is_written_with_code_that_needs_torch_alone(
     found = export.of_folder(tmp_path / "run")
     expected = found.network(found.weights, X)
     weights = tmp_path / "model.safetensors"
-    assert alone(tmp_path, "model", "network", weights) == rounded(expected)
+    assert answers(tmp_path, "model", "network", weights) == rounded(expected)
     told = json.loads((tmp_path / "model.json").read_text())
     assert (told["shape"], told["classes"], told["round"]) == ([1, 8, 8], 3, 1)
     assert set(told["metrics"]["accuracy"]) == set(CLIENTS)

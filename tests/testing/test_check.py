@@ -438,14 +438,6 @@ def test_a_check_that_is_not_there_is_named() -> None:
         check(FedAvg, only=["ordre"])
 
 
-def test_nothing_here_needs_pytest() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, fedstill.testing; sys.exit('pytest' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_single_draw_from_numpy_is_seen_wherever_its_generator_stands() -> None:
     before = global_generators()
     np.random.random()

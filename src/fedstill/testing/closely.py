@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,15 +50,36 @@ class Traced(InProcess):
         self.compiler = Compiler(self.resisted, worthwhile=1, backend=TRACED)
 
 
+class Standing(NamedTuple):
+    """What a method must leave as it was."""
+
+    values: dict[str, Any]
+    hashed: int
+    generators: dict[str, Any]
+
+    @classmethod
+    def of(cls, method: Method) -> Standing:
+        """As it is now."""
+        return cls(copy.copy(vars(method)), hash(method), global_generators())
+
+
 class Heard(InProcess):
-    """Keeps what was said: round, step, sender and message, and its tensors as they then were."""
+    """Keeps what was said: round, step, sender and message, and its tensors as they then were.
+
+    Of each step and kind that travels, the first message with who said it to whom.
+    """
 
     log: MemoryLog
+    before: Standing
+    after: Standing
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.said: list[tuple[int, str, NodeId, Message]] = []
         self.copies: list[dict[str, Tensor]] = []
+        self.first: dict[
+            tuple[str, str], tuple[int, NodeId, NodeId, Message]
+        ] = {}  # by step and kind
 
     def play(
         self,
@@ -71,7 +93,23 @@ class Heard(InProcess):
             for message in _messages(outcome):
                 self.said.append((round, step.name, sender, message))
                 self.copies.append({n: t.clone() for n, t in message.tensors().items()})
+            if toward is not None and outcome.message is not None:
+                self._remember(step, round, sender, outcome.message, toward)
         return outcomes
+
+    def _remember(
+        self, step: Step, round: int, sender: NodeId, said: Message | Addressed[Message],
+        toward: Direction,
+    ) -> None:  # fmt: skip
+        """Keep the first message of its step and kind, with one of those who hear it."""
+        clients = self.experiment.population.clients
+        hearer = SERVER if toward == "up" else next(name for name in clients if name != sender)
+        message: Message | None = None if isinstance(said, Addressed) else said
+        if isinstance(said, Addressed):
+            hearer, message = next(iter(sorted(said.items())), (hearer, None))
+        if message is not None:
+            key = (step.title, type(message).__name__)
+            self.first.setdefault(key, (round, sender, hearer, message))
 
     def counted(self) -> dict[tuple[int, str, NodeId], int]:
         """Floats that the logbook has, by round, step and sender."""
@@ -80,35 +118,6 @@ class Heard(InProcess):
             where = (row.round, row.step, row.sender)
             found[where] = found.get(where, 0) + row.floats
         return found
-
-
-class Overheard(InProcess):
-    """Keeps the first message of each step and kind that travels, with who said it to whom."""
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.first: dict[
-            tuple[str, str], tuple[int, NodeId, NodeId, Message]
-        ] = {}  # by step and kind
-
-    def play(
-        self,
-        step: Step,
-        round: int,
-        inboxes: Mapping[NodeId, Inbox[Any]],
-        toward: Direction | None = None,
-    ) -> dict[NodeId, Outcome]:
-        outcomes = super().play(step, round, inboxes, toward)
-        clients = self.experiment.population.clients
-        for sender, outcome in outcomes.items() if toward else ():
-            message = outcome.message
-            hearer = SERVER if toward == "up" else next(name for name in clients if name != sender)
-            if isinstance(message, Addressed):
-                hearer, message = next(iter(sorted(message.items())), (hearer, None))
-            if isinstance(message, Message):
-                key = (step.title, type(message).__name__)
-                self.first.setdefault(key, (round, sender, hearer, message))
-        return outcomes
 
 
 def _messages(outcome: Outcome) -> Iterator[Message]:

@@ -7,7 +7,6 @@ CHECKS under a name; its docstring is what the table of a report says.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -36,12 +35,11 @@ from fedstill.testing.closely import (
     Backwards,
     Differs,
     Heard,
-    Overheard,
+    Standing,
     Traced,
     expect_finite,
     expect_same,
     expect_same_after_the_wire,
-    global_generators,
     holds_row,
     memories,
     scores,
@@ -92,11 +90,28 @@ class Case:
         """Four rounds as they are, which several checks compare others with; played once."""
         return self.played()
 
+    @cached_property
+    def after_ten(self) -> MemoryLog:
+        """The logbook of a run of ten rounds; of `straight` gone on with, unless that had an end.
+
+        Steps after the last round may have changed what is remembered.
+        """
+        if self.method.after():
+            return self.played(10)[1]
+        engine: InProcess = worlds.engine_for(self.method, self.world, rounds=10)
+        with TemporaryDirectory() as folder:
+            self.straight[0].save(Path(folder), ROUNDS, digest="d")
+            engine.load(Path(folder), digest="d")
+        log = MemoryLog()
+        run(engine, log, done=ROUNDS)
+        return log
+
     def heard(self, rounds: int = 2) -> Heard:
         """The engine after some rounds, with every message that was said."""
+        before = Standing.of(self.method)
         engine, log = self.played(rounds, Heard)
         assert isinstance(engine, Heard)
-        engine.log = log
+        engine.log, engine.before, engine.after = log, before, Standing.of(self.method)
         return engine
 
     @cached_property
@@ -201,13 +216,12 @@ def plan(case: Case) -> None:
 
 
 def engines_agree(case: Case) -> None:
-    """Memories after four rounds are those of stacked clients to 1e-4, losses to 1e-3."""
+    """Memories after four rounds are those of stacked clients to 1e-4, losses of two to 1e-3."""
     plain, _ = case.played(world=case.plain)
     stacked, _ = case.played(world=case.plain, engine=Batched)
     expect_same(memories(plain), memories(stacked), "in_process", "batched", 1e-4)
-    _, log = case.straight
-    _, stacked_log = case.played(engine=Batched)
-    losses, others = scores(log, "loss"), scores(stacked_log, "loss")
+    _, stacked_log = case.played(2, engine=Batched)
+    losses, others = scores(case.overheard.log, "loss"), scores(stacked_log, "loss")
     if losses.keys() != others.keys():
         raise Differs("in_process and batched score different models")
     for (round, node, target), loss in losses.items():
@@ -295,8 +309,8 @@ def order(case: Case) -> None:
 def part_time(case: Case) -> None:
     """One client awake, half, one away for rounds, one absent in mid-round: all work."""
     _, away, absent, *_ = case.world.clients
-    for sampling in (Sample(count=1), Sample(share=0.5), Scripted({2: [away], 3: [away]})):
-        engine, _ = case.played(sampling=sampling)
+    for sampling, rounds in ((Sample(count=1), ROUNDS), (Sample(share=0.5), 3)):
+        engine, _ = case.played(rounds, sampling=sampling)
         expect_finite(engine, f"with {sampling}")
     acting = [step for step in case.method.each_round() if step.place is Place.CLIENTS]
 
@@ -304,8 +318,8 @@ def part_time(case: Case) -> None:
         here = (node, round) == (absent, 2) and acting and step == acting[0].name
         return "no answer" if here else None
 
-    engine, log = case.played(absences=gone)
-    expect_finite(engine, f"without {absent} in round 2")
+    engine, log = case.played(absences=gone, sampling=Scripted({2: [away], 3: [away]}))
+    expect_finite(engine, f"without {absent} in round 2 and {away} in rounds 2 and 3")
     if ("absent" in {note.kind for note in log.notes}) != bool(acting):
         raise Differs(f"the logbook does not say that {absent} was absent in round 2")
 
@@ -351,8 +365,7 @@ def content(case: Case) -> None:
     Whether the message goes to the server or to a client, and whichever field it is: another
     shape, another type, a name missing, a name more, numbers out of range, 1e30, NaN.
     """
-    engine, _ = case.played(2, Overheard)
-    assert isinstance(engine, Overheard)
+    engine = case.overheard
     for (step, _), (round, sender, hearer, message) in engine.first.items():
         reader = engine.experiment.reader(hearer, round)
         why = refusal(case.method, reader, sender, message)
@@ -386,21 +399,19 @@ def walls(case: Case) -> None:
 
 def purity(case: Case) -> None:
     """The method is unchanged and hashable; no global generator moved; messages stay as sent."""
-    method = case.method
-    before, hashed = copy.copy(vars(method)), hash(method)
-    drawn = global_generators()
-    engine = case.heard()
-    if vars(method) != before or hash(method) != hashed:
+    method, engine = case.method, case.overheard
+    before, after = engine.before, engine.after
+    if (after.values, after.hashed) != (before.values, before.hashed):
         raise Differs("its values changed while it was played; what is remembered belongs in State")
-    for name, state in global_generators().items():
-        if state != drawn[name]:
+    for name, state in after.generators.items():
+        if state != before.generators[name]:
             raise Differs(f"it drew from {name}; ask for randomness by purpose: node.rng('order')")
     for (_, step, sender, message), copied in zip(engine.said, engine.copies, strict=True):
         for name, tensor in message.tensors().items():
             if not torch.equal(tensor, copied[name]) and not tensor.isnan().any():
                 raise Differs(f"{name}, which {sender} sent in {step}, was written into later")
     twin = type(method)(**{f.name: getattr(method, f.name) for f in fields(method)})
-    if twin != method or hash(twin) != hashed:
+    if twin != method or hash(twin) != after.hashed:
         raise Differs("two objects of the same values are not equal; make it a frozen dataclass")
 
 
@@ -428,7 +439,7 @@ def budget(case: Case) -> None:
 
 def learning(case: Case) -> None:
     """After ten rounds the mean accuracy is well above chance."""
-    _, log = case.played(10)
+    log = case.after_ten
     last = [value for (round, *_), value in scores(log).items() if round == 10]
     classes = next(iter(case.world.models.values())).classes
     mean, least = sum(last) / len(last), 1 / classes + 0.2
