@@ -44,7 +44,8 @@ from fedstill.core.method import Place
 from fedstill.engines.engine import Outcome, autograd_gradient
 from fedstill.engines.execution import Execution
 from fedstill.engines.loops import compiled, recorded, stacks
-from fedstill.engines.loops.recorded import CudaGraphs, Recorder, Replay, Unrecordable
+from fedstill.engines.loops.graphs import CudaGraphs, Replay, Unrecordable
+from fedstill.engines.loops.recorded import Recorder
 from fedstill.engines.loops.stacks import Stack, StackRecorder, shared_or_stacked, still_there
 from fedstill.engines.play import streams
 from fedstill.engines.play.batched import Batched
@@ -747,7 +748,6 @@ def test_a_step_is_recorded_once_for_each_shape_of_batch(monkeypatch: pytest.Mon
 def test_steps_with_batches_of_one_shape_are_recorded_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorded, "TOGETHER", 4)
     world = vectors((59, 59))  # nine batches of 6 and one of 5
     engine = engine_for(Invented(), world, Replayed, seed=3)
     seen: list[int] = []

@@ -11,7 +11,8 @@ import torch
 from fedstill.core import trees
 from fedstill.core.loop import Descent
 from fedstill.core.node import SERVER
-from fedstill.engines.loops.recorded import CudaGraphs, Recorder, Replay
+from fedstill.engines.loops.graphs import CudaGraphs, Replay
+from fedstill.engines.loops.recorded import Recorder
 from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.dense import Dense
 from fedstill.methods.dfrd import DFRD

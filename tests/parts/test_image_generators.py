@@ -9,6 +9,7 @@ from torch import Tensor
 from fedstill.core import Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
+from fedstill.parts import image_generators
 from fedstill.parts.generators import ImageGenerator
 from fedstill.parts.image_generators import Conditioned, Deconvolution, Upsampling
 
@@ -133,3 +134,19 @@ def test_generators_can_be_stacked(kind: type[ImageGenerator]) -> None:
     made = torch.func.vmap(maker, in_dims=(0, 0, None))(stack, noise, LABELS)
     for place in range(3):
         assert torch.allclose(made[place], maker(some[place], noise[place], LABELS), atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [1, 3])
+def test_transposed_convolutions_as_products_are_the_librarys_own(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = generator(0, "products")
+    x = torch.randn(2, 5, side, side + 1, generator=rng, dtype=torch.float64)
+    weight = torch.randn(5, 3, 4, 4, generator=rng, dtype=torch.float64)
+    expected = image_generators.doubled(x, weight), image_generators.first_map(x[..., 0, 0], weight)
+    monkeypatch.setattr(image_generators, "plain_on_gpu", lambda *tensors: True)
+    found = image_generators.doubled(x, weight), image_generators.first_map(x[..., 0, 0], weight)
+    assert found[0].shape == (2, 3, 2 * side, 2 * side + 2)
+    assert found[1].shape == (2, 3, 4, 4)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)

@@ -295,6 +295,10 @@ class Data:
         return Pool(stored, torch.arange(len(stored), device=stored.device), mean, std).all()
 
     def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
         return sum(len(part.rows) for part in self.parts)
 
     def __add__(self, other: Data) -> Data:

@@ -21,6 +21,13 @@ def plain_on_gpu(*tensors: Tensor) -> bool:
     )
 
 
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The same on a device, without waiting until all is done there that was begun before."""
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @cache
 def kernels(module: str) -> Any:
     """A module of kernels under `fedstill`, or None where Triton is not installed."""

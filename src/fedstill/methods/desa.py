@@ -36,6 +36,7 @@ from fedstill.parts.anchors import beside, stream
 from fedstill.parts.learning import Training, private_training
 from fedstill.parts.losses import hinton, supervised_contrastive
 from fedstill.parts.opinions import mean_over_speakers, opinions
+from fedstill.parts.passes import features_at_rest, features_of_both
 from fedstill.parts.robust import Aggregation, Rule
 
 
@@ -137,18 +138,21 @@ class DeSA(Anchored):
 
     def objective(self, model: Model, weights: Weights, batch: Draw) -> Tensor:
         """Equation 7: cross-entropy + λ_REG · REG + λ_KD · KD."""
-        features, logits = model.both(weights, batch.own.x)
-        loss = cross_entropy(logits, batch.own.y)
-        quiet = model.train()  # statistics of norm layers come from the first stream alone
+        distils = self.kd_weight and len(batch.distil.x)
+        if distils:
+            features, told = features_of_both(model, weights, batch.own.x, batch.distil.x)
+        else:
+            features = model.features(weights, batch.own.x)
+        loss = cross_entropy(model.head(weights, features), batch.own.y)
         if self.reg_weight and len(batch.lean.x):
-            with torch.no_grad():  # own features come to the anchors', not these to them
-                lean = quiet.features(weights, batch.lean.x)
+            # Own features come to the anchors', not these to them.
+            lean = features_at_rest(model.train(), weights, batch.lean.x)
             rows, classes = torch.cat([features, lean]), torch.cat([batch.own.y, batch.lean.y])
             reg = supervised_contrastive(rows, classes, temperature=self.reg_temperature)
             loss = loss + self.reg_weight * reg
-        if self.kd_weight and len(batch.distil.x):
+        if distils:
             kd = hinton(
-                quiet(weights, batch.distil.x), batch.teacher, batch.distil.y, weight=batch.heard,
+                model.head(weights, told), batch.teacher, batch.distil.y, weight=batch.heard,
                 temperature=self.temperature, soft_share=self.soft_share, reduction=self.kd_mean,
             )  # fmt: skip
             loss = loss + self.kd_weight * kd

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import Inbox, Model, Node, NodeId, Weights, algebra, at_server
+from fedstill.core.branches import in_branches
 from fedstill.core.ranges import NonNegative, Positive, Share
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
@@ -134,12 +136,14 @@ class DFRD(FineTuner):
 
     def lesson_loss(self, model: Model, weights: Weights, lessons: Sequence[Lesson]) -> Tensor:
         """Equation 7, in the usual direction of distillation: KL(ensemble ‖ student) at T."""
-        losses = [
-            row_divergences(
-                model(weights, lesson.images), lesson.target, temperature=self.temperature
-            ).mean()
-            for lesson in lessons
-        ]
+        # Gradients of branches meet in these, where the branches began.
+        own = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
+
+        def loss(lesson: Lesson) -> Tensor:
+            said = model(own, lesson.images)
+            return row_divergences(said, lesson.target, temperature=self.temperature).mean()
+
+        losses = in_branches([partial(loss, lesson) for lesson in lessons])
         return losses[0] + self.average_weight * sum(losses[1:])
 
     def generator(self, model: Model) -> Deconvolution:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedstill.core import Loop, Model, Node, Weights
+from fedstill.core.branches import in_branches
+from fedstill.core.gpu import sent
 from fedstill.core.loop import Descent, moved_part
 from fedstill.core.optim import Optimizer
 from fedstill.parts.augment import Draws, apply_each
@@ -106,12 +110,14 @@ class Networks:
         images = maker(weights, batch.noise, batch.labels)
         inputs = maker.merged(weights, batch.noise, batch.labels)
         shown = images if batch.moves is None else apply_each(images, batch.moves, only=MOVES)
-        gaps = None
+        gaps: Tensor | None = None
+        asking: Callable[[], Tensor] = partial(self.student.evaluating, student, shown)
         if self.tuner.uses_statistics and any(map(has_statistics, teachers)):
             said, gaps = self.teachers.logits_and_gaps(teachers, shown)
+            own = asking()
         else:
-            said = self.teachers.logits(teachers, shown)
-        own = self.student.evaluating(student, shown)
+            *found, own = in_branches([*self.teachers.questions(teachers, shown), asking])
+            said = self.teachers.answers(found)
         say = shares[:, batch.labels]
         say = say if batch.asked is None else say * batch.asked.unsqueeze(1)
         embedded = maker.embedded(weights, batch.labels)
@@ -125,17 +131,26 @@ class Networks:
 
         Lessons are made here and not before, so that an engine may record the whole of a step.
         """
-        lessons = [
-            self.lesson_of(generator, latent, teachers, shares)
-            for generator, latent in zip(generators, batch, strict=True)
-        ]
+        pairs = list(zip(generators, batch, strict=True))
+        seen = in_branches([partial(self.images_of, *pair) for pair in pairs])
+        questions = [self.teachers.questions(teachers, images) for images in seen]
+        found = iter(in_branches([question for some in questions for question in some]))
+        lessons = []
+        for latent, images, some in zip(batch, seen, questions, strict=True):
+            said = self.teachers.answers(list(islice(found, len(some))))
+            target = self.tuner.target(said, shares[:, latent.labels])
+            lessons.append(Lesson(images, target))
         return self.tuner.lesson_loss(model, weights, lessons)
+
+    def images_of(self, generator: Weights, latent: Latent) -> Tensor:
+        """Images of a generator at rest."""
+        return self.maker.evaluating(generator, latent.noise, latent.labels)
 
     def lesson_of(
         self, generator: Weights, latent: Latent, teachers: list[Weights], shares: Tensor
     ) -> Lesson:
         """Images of a generator at rest, with the target of each."""
-        images = self.maker.evaluating(generator, latent.noise, latent.labels)
+        images = self.images_of(generator, latent)
         return self.lesson_on(images, latent.labels, teachers, shares)
 
     def lesson_on(
@@ -251,7 +266,7 @@ def latents(
     maker: ImageGenerator, frequencies: Tensor, rng: torch.Generator, *, steps: int, size: int
 ) -> list[Latent]:
     """Noise, and labels by their frequencies [class], of so many steps; drawn on the host."""
-    noise = maker.noise(rng, steps, size).to(maker.device)
+    noise = sent(maker.noise(rng, steps, size), maker.device)
     labels = torch.multinomial(frequencies, steps * size, replacement=True, generator=rng)
-    labels = labels.reshape(steps, size).to(maker.device)
+    labels = sent(labels.reshape(steps, size), maker.device)
     return [Latent(noise[step], labels[step]) for step in range(steps)]

@@ -1,20 +1,22 @@
 """Teachers: several trained networks asked at once, by architecture; no training.
 
-Networks of one architecture are stacked and asked in one pass. On a GPU they are asked one after
-the other: the library is slow at convolutions of a stack, each of which is one in groups, while one
-network's maps fill the device and may be in half precision. What that costs in launches is nothing
-where a step is recorded.
+Networks of one architecture are stacked and asked in one pass. On a GPU each is asked by itself:
+the library is slow at convolutions of a stack, each of which is one in groups, while one network's
+maps may be in half precision. What that costs in launches is nothing where a step is recorded, and
+there they are branches of the recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedstill.core import trees
+from fedstill.core.branches import in_branches
 from fedstill.core.gpu import plain_on_gpu
 from fedstill.core.model import Model
 from fedstill.core.records import Weights, is_buffer
@@ -41,14 +43,27 @@ class Ensemble:
 
     def logits(self, stacks: Sequence[Weights], x: Tensor) -> Tensor:
         """[teacher, example, class] in evaluation mode."""
-        said = []
+        return self.answers(in_branches(self.questions(stacks, x)))
+
+    def questions(self, stacks: Sequence[Weights], x: Tensor) -> list[Callable[[], Tensor]]:
+        """What asks a teacher, or a group of them, for logits [..., example, class]."""
+        asked: list[Callable[[], Tensor]] = []
         for (model, _), stack in zip(self.groups, stacks, strict=True):
             network = model.evaluating
             if plain_on_gpu(x, *stack.values()):
-                said.append(torch.stack([network(one, x) for one in apart(stack)]))
+                asked += [partial(network, one, x) for one in apart(stack)]
             else:
-                said.append(torch.func.vmap(network, in_dims=(0, None))(stack, x))
-        return self._in_order(said)
+                asked.append(partial(torch.func.vmap(network, in_dims=(0, None)), stack, x))
+        return asked
+
+    def answers(self, found: Sequence[Tensor]) -> Tensor:
+        """[teacher, example, class], as the teachers were given, from all that was answered."""
+        each, left = [], list(found)
+        for _, members in self.groups:
+            alone = left[0].dim() == 2
+            each.append(torch.stack(left[: len(members)]) if alone else left[0])
+            left = left[len(members) if alone else 1 :]
+        return self._in_order(each)
 
     def logits_and_gaps(self, stacks: Sequence[Weights], x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and for each teacher how far its batch norms are from what they know."""
@@ -61,7 +76,7 @@ class Ensemble:
                 return logits, statistics_gap(seen, weights)
 
             if plain_on_gpu(x, *stack.values()):
-                found = [one(weights) for weights in apart(stack)]
+                found = in_branches([partial(one, weights) for weights in apart(stack)])
                 logits, gap = (torch.stack(parts) for parts in zip(*found, strict=True))
             else:
                 logits, gap = torch.func.vmap(one)(stack)

@@ -4,16 +4,15 @@ A step of a small network is hundreds of launches, which take the host longer th
 the same for every batch of one shape, since objectives draw nothing and do not branch on values. So
 each shape is recorded once, over buffers that stay where they are, and a step is: copy the batch
 into its buffers, replay. Where batches of several steps can be made at once, so many steps are one
-recording. Results are those of the plain loop; a matrix product of tensors that lie
-elsewhere in memory may round differently.
+recording; so are the steps of several loops that are alike to the number, one loop's behind the
+other's. Results are those of the plain loop; a matrix product of tensors that lie elsewhere in
+memory may round differently.
 """
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -21,21 +20,15 @@ import torch
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.data import Batches
 from fedstill.core.loop import Loop
 from fedstill.core.torch_internals import copy_each
+from fedstill.engines.loops.ahead import TOGETHER, Ahead
 from fedstill.engines.loops.compiled import Compiler, Steps
+from fedstill.engines.loops.graphs import Capture, Replay, Unrecordable
 
-Replay = Callable[[], None]
-Capture = Callable[[Callable[[], None]], Replay]
 Ended = tuple[Any, Tensor]  # the carry at the end of a loop, and the mean loss
 
 WORTHWHILE = 4  # steps; recording costs about three, once for many rounds
-TOGETHER = 4  # steps in one recording, where their batches are made at once
-
-
-class Unrecordable(Exception):
-    """A step does what a recording cannot hold."""
 
 
 def worthwhile(loop: Loop[Any]) -> bool:
@@ -67,27 +60,31 @@ class Recorder:
             try:
                 next(playing)
             except StopIteration as end:
-                ended: Ended | None = end.value
-                return ended
+                ended: list[Ended] | None = end.value
+                return None if ended is None else ended[0]
             except torch.OutOfMemoryError:  # recordings hold memory; a plain step may fit
                 self.known.clear()
                 self.notes.append("no memory to record a loop; it was run step by step")
                 return None
 
-    def playing(self, loop: Loop[Any]) -> Generator[None, None, Ended | None]:
-        """As `run`, with a rest after every step."""
-        body = loop.body
-        if not worthwhile(loop) or body in self.refused:
+    def playing(self, *loops: Loop[Any]) -> Generator[None, None, list[Ended] | None]:
+        """As `run`, with a rest after every step; or of several loops that are alike.
+
+        These have equal bodies, carries and givens of one shape, and batches of the same shapes.
+        """
+        first = loops[0]
+        body = first.body
+        if not worthwhile(first) or body in self.refused:
             return None
-        key = (body, trees.shape(loop.carry), trees.shape(dict(loop.given)))
+        key = (body, trees.shape(first.carry), trees.shape(dict(first.given)), len(loops))
         if key not in self.known:
             while len(self.known) >= self.keep:
                 self.known.popitem(last=False)
-            self.known[key] = _Recording(loop)
+            self.known[key] = _Recording(loops)
         self.known.move_to_end(key)
         try:
             return (
-                yield from self.known[key].playing(loop, Steps(loop, self.compiler), self.record)
+                yield from self.known[key].playing(loops, Steps(first, self.compiler), self.record)
             )
         except Unrecordable as error:
             del self.known[key]
@@ -97,71 +94,80 @@ class Recorder:
 
 
 class _Recording:
-    """One kind of loop: its buffers, and a replay for each shape of batch."""
+    """One kind of loop, once or in a row: its buffers, and a replay for each shape of batch."""
 
-    def __init__(self, loop: Loop[Any]):
-        self.carry = trees.map_tensors(torch.clone, loop.carry)
-        self.given = trees.map_tensors(torch.clone, dict(loop.given))
-        self.total = torch.zeros((), device=trees.tensors(self.carry)[0].device)
+    def __init__(self, loops: Sequence[Loop[Any]]):
+        self.carries = [trees.map_tensors(torch.clone, loop.carry) for loop in loops]
+        self.givens = [trees.map_tensors(torch.clone, dict(loop.given)) for loop in loops]
+        self.moving, self.resting = trees.tensors(self.carries), trees.tensors(self.givens)
+        self.totals = torch.zeros(len(loops), device=self.moving[0].device)
         self.buffers: dict[Any, list[Tensor]] = {}  # for batches whose tensors have equal shapes
         self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
 
     def playing(
-        self, loop: Loop[Any], steps: Steps, record: Capture
-    ) -> Generator[None, None, Ended]:
-        """The whole loop, step by step."""
-        copy_all(trees.tensors(self.carry), trees.tensors(loop.carry))
-        copy_all(trees.tensors(self.given), trees.tensors(dict(loop.given)))
-        self.total.zero_()
-        done, length = 0, len(loop.batches)
+        self, loops: Sequence[Loop[Any]], steps: Steps, record: Capture
+    ) -> Generator[None, None, list[Ended]]:
+        """The loops as a whole, step by step."""
+        copy_all(self.moving, trees.tensors([loop.carry for loop in loops]))
+        copy_all(self.resting, trees.tensors([dict(loop.given) for loop in loops]))
+        self.totals.zero_()
+        done, length = 0, len(loops[0].batches)
+        supplies = [Ahead(loop.batches) for loop in loops]
         while done < length:
-            batch = None
-            if done + TOGETHER <= length and isinstance(loop.batches, Batches):
-                batch = loop.batches.ahead(done, TOGETHER)
-            if batch is not None:
-                self._replay(batch, TOGETHER, steps, record)
+            batches = [supply.at(done) for supply in supplies]
+            if batches[0] is not None:
+                self._replay(batches, TOGETHER, steps, record)
                 done += TOGETHER
             else:
-                self._replay(loop.batches[done], None, steps, record)
+                self._replay([loop.batches[done] for loop in loops], None, steps, record)
                 done += 1
             yield
-        return trees.map_tensors(torch.clone, self.carry), self.total / length
+        kept = [torch.empty_like(tensor) for tensor in self.moving]
+        copy_all(kept, self.moving)
+        means = (self.totals / length).unbind()
+        return list(zip(trees.with_tensors(self.carries, kept), means, strict=True))
 
-    def _replay(self, batch: Any, together: int | None, steps: Steps, record: Capture) -> None:
-        """One step; or some, whose batches are stacked."""
-        tensors, shape = trees.tensors(batch), (together, trees.shape(batch), steps.first)
+    def _replay(
+        self, batches: list[Any], together: int | None, steps: Steps, record: Capture
+    ) -> None:
+        """One step of each loop; or some, whose batches are stacked."""
+        tensors = trees.tensors(batches)
+        shape = (together, trees.shape(batches[0]), steps.first)
         if shape not in self.replays:
-            self.replays[shape] = self._recorded(batch, tensors, together, steps, record)
+            self.replays[shape] = self._recorded(batches, tensors, together, steps, record)
         buffers, replay = self.replays[shape]
         copy_all(buffers, tensors)
         replay()
 
     def _recorded(
-        self, batch: Any, tensors: list[Tensor], together: int | None, steps: Steps, record: Capture
-    ) -> tuple[list[Tensor], Replay]:
+        self, batches: list[Any], tensors: list[Tensor], together: int | None, steps: Steps,
+        record: Capture,
+    ) -> tuple[list[Tensor], Replay]:  # fmt: skip
         """A replay; what recording does to the buffers is undone."""
-        everything = [*tensors, *trees.tensors(self.carry), *trees.tensors(self.given)]
-        if any(tensor.device != self.total.device for tensor in everything):
+        everything = [*tensors, *self.moving, *self.resting]
+        if any(tensor.device != self.totals.device for tensor in everything):
             raise Unrecordable("a number on the host would be recorded as a constant")
         buffers = self.buffers.setdefault(
             tuple((tensor.shape, tensor.dtype) for tensor in tensors),
             [tensor.clone() for tensor in tensors],
         )
         copy_all(buffers, tensors)
-        resting = trees.with_tensors(batch, buffers)
-        moving = [*trees.tensors(self.carry), self.total]
-        before = [tensor.clone() for tensor in moving]
+        seen = trees.with_tensors(batches, buffers)
+        changing = [*self.moving, self.totals]
+        before = [tensor.clone() for tensor in changing]
 
         def step() -> None:
-            for at in [None] if together is None else range(together):
-                one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
-                moved, loss = steps(self.carry, self.given, one)
-                ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
-                copy_all(trees.tensors(self.carry), trees.tensors(ordered))
-                self.total.add_(loss)
+            for place, (carry, given) in enumerate(zip(self.carries, self.givens, strict=True)):
+                for at in [None] if together is None else range(together):
+                    batch = seen[place]
+                    one = batch if at is None else trees.map_tensors(itemgetter(at), batch)
+                    moved, loss = steps(carry, given, one)
+                    ordered = trees.map_tensors(lambda _, tensor: tensor, carry, moved)
+                    copy_all(trees.tensors(carry), trees.tensors(ordered))
+                    self.totals[place].add_(loss)
 
         replay = record(step)
-        copy_all(moving, before)
+        copy_all(changing, before)
         return buffers, replay
 
 
@@ -178,50 +184,3 @@ def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         alike[1].append(value)
     for mine, theirs in kinds.values():
         copy_each(mine, theirs)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Inside, no garbage is looked for: freed recordings would spoil the one that is made."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-class CudaGraphs:
-    """Records steps as CUDA graphs that share their memory, since one is replayed at a time."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        with torch.cuda.device(device):
-            self.memory: Any = torch.cuda.graph_pool_handle()
-            self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def __call__(self, step: Callable[[], None]) -> Replay:
-        with torch.cuda.device(self.device):
-            return self._recorded(step)
-
-    def _recorded(self, step: Callable[[], None]) -> Replay:
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            step()  # libraries prepare themselves at the first call; a fault shows here
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(self.stream), _nothing_collected():
-                graph.capture_begin(pool=self.memory)
-                try:
-                    step()
-                finally:
-                    graph.capture_end()
-        except torch.OutOfMemoryError:
-            self.memory = torch.cuda.graph_pool_handle()
-            raise
-        except RuntimeError as error:
-            self.memory = torch.cuda.graph_pool_handle()  # the other one may be left half-used
-            raise Unrecordable(str(error)) from error
-        return graph.replay

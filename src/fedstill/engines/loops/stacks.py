@@ -14,14 +14,8 @@ from fedstill.core.data import Batches
 from fedstill.core.loop import Loop
 from fedstill.engines.engine import functional_gradient
 from fedstill.engines.loops.compiled import Compiler
-from fedstill.engines.loops.recorded import (
-    WORTHWHILE,
-    Capture,
-    Replay,
-    Unrecordable,
-    copy_all,
-    worthwhile,
-)
+from fedstill.engines.loops.graphs import Capture, Replay, Unrecordable
+from fedstill.engines.loops.recorded import WORTHWHILE, copy_all, worthwhile
 
 
 class Stack:

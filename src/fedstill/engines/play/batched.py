@@ -21,11 +21,8 @@ from fedstill.core.method import Step
 from fedstill.core.node import Cache, Inbox, Node
 from fedstill.core.records import Direction, NodeId
 from fedstill.engines.engine import Absences, Outcome
+from fedstill.engines.loops.graphs import CudaGraphs, Unrecordable
 from fedstill.engines.loops.memory_estimate import loops_that_fit
-from fedstill.engines.loops.recorded import (
-    CudaGraphs,
-    Unrecordable,
-)
 from fedstill.engines.loops.stacks import Stack, StackRecorder
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.experiment import Experiment

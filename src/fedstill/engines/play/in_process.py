@@ -22,7 +22,8 @@ from fedstill.core.work import Work
 from fedstill.engines import checkpoint, scoring
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler, Steps
-from fedstill.engines.loops.recorded import CudaGraphs, Recorder
+from fedstill.engines.loops.graphs import BRANCHES, CudaGraphs
+from fedstill.engines.loops.recorded import Recorder
 from fedstill.engines.loops.work import Counter
 from fedstill.engines.memories import Memories
 from fedstill.engines.outbox import Outbox, kind_of, owner
@@ -59,7 +60,7 @@ class InProcess:
         self.compiler = Compiler(self.notes) if execution.compile else None
         self.recorder: Recorder | None = None
         if execution.record and self.device.type == "cuda":
-            graphs = CudaGraphs(self.device)
+            graphs = CudaGraphs(self.device, BRANCHES)
             self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
         self.states = Memories(execution.memory_limit, self.device)
         self.key: bytes | None = None  # of a site: what its noise is made with (`Node.secret`)

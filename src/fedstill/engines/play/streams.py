@@ -2,24 +2,30 @@
 
 One client's step seldom fills a GPU. Clients may be stacked, which needs loops of equal shapes
 and other kernels; or their recorded steps may run beside each other, each on a stream of its own,
-whatever their networks and lengths. The results are then those of `in_process`.
+whatever their networks and lengths. The results are then those of `in_process`. Where there are
+many more loops than streams, those that are alike to the number are recorded some in a row: the
+host then starts several clients' steps at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedstill.core import trees
+from fedstill.core.fetched import Fetched, fetched
 from fedstill.core.loop import Descent, Loop
 from fedstill.core.method import Step
 from fedstill.core.node import Cache
 from fedstill.engines.engine import Absences
 from fedstill.engines.loops.compiled import Compiler
-from fedstill.engines.loops.recorded import CudaGraphs, Ended, Recorder, worthwhile
+from fedstill.engines.loops.graphs import CudaGraphs
+from fedstill.engines.loops.memory_estimate import device_memory_left
+from fedstill.engines.loops.recorded import Ended, Recorder, worthwhile
 from fedstill.engines.play.batched import Acting, Batched, failed
 from fedstill.federation.experiment import Experiment
 
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
     from fedstill.engines.execution import Execution
 
 STREAMS = 8  # more do not make a GPU do more, and each has memory of its own
+FETCHED_SHARE = 16  # of free memory, a part of one in so many for examples fetched at once
+ROW = 4  # loops in one recording, of a kind that comes back
 STACK = 8  # so many loops of networks that stack well are a stack
 
 
@@ -70,6 +78,7 @@ class StreamSet:
         self.count = count
         self.notes = [] if notes is None else notes
         self.streams: list[Stream] = []
+        self.met: set[int] = set()  # kinds of loops that ran before
 
     def run(self, loops: Sequence[Loop[Any]]) -> list[Ended | None]:
         """How each loop ended; None for one that must be run step by step.
@@ -78,6 +87,7 @@ class StreamSet:
         a loop that does not fit into one is left to the caller.
         """
         ended: dict[int, Ended | None] = {}
+        loops = prepared(loops)
         while self.count and len(ended) < len(loops):
             self.streams += [self.make() for _ in range(self.count - len(self.streams))]
             try:
@@ -90,37 +100,77 @@ class StreamSet:
         return [ended.get(place) for place in range(len(loops))]
 
     def _pass(self, loops: Sequence[Loop[Any]], ended: dict[int, Ended | None]) -> None:
-        """Longest loops first; a stream that is free takes the next one."""
+        """Longest loops first; a stream that is free takes the next one, or the next row."""
         longest = sorted(range(len(loops)), key=lambda place: -len(loops[place].batches))
-        waiting = [place for place in longest if place not in ended]
+        waiting = self._rows(loops, [place for place in longest if place not in ended])
         for stream in self.streams:
             stream.begin()
         try:
-            running: dict[int, tuple[int, Playing]] = {}
+            running: dict[int, tuple[list[int], Playing]] = {}
             while waiting or running:
                 for number, stream in enumerate(self.streams):
                     if number not in running:
                         if not waiting:
                             continue
-                        place = waiting.pop(0)
-                        running[number] = (place, stream.recorder.playing(loops[place]))
-                    place, playing = running[number]
+                        row = waiting.pop(0)
+                        running[number] = row, stream.recorder.playing(*(loops[i] for i in row))
+                    row, playing = running[number]
                     try:
                         with stream.entered():
                             next(playing)
                     except StopIteration as end:
-                        ended[place] = end.value
+                        ended |= zip(row, end.value or [None] * len(row), strict=True)
                         del running[number]
                     except torch.OutOfMemoryError:
                         raise
                     except Exception as error:
-                        raise Failed(place, error) from error
+                        if len(row) == 1:
+                            raise Failed(row[0], error) from error
+                        del running[number]  # whose fault it is shows when they run alone
+                        waiting += [[place] for place in row]
         finally:
             for stream in self.streams:
                 stream.end()
 
+    def _rows(self, loops: Sequence[Loop[Any]], places: Sequence[int]) -> list[list[int]]:
+        """Loops that are recorded in a row, since their kind comes back, and others alone."""
+        alike: dict[Any, list[int]] = {}
+        known: dict[int, Any] = {}
+        for place in places:
+            alike.setdefault(kind(loops[place], known) or place, []).append(place)
+        rows = []
+        for of_kind, found in alike.items():
+            size = in_a_row(len(found), self.count) if hash(of_kind) in self.met else 1
+            whole = len(found) // size * size
+            rows += [found[i : i + size] for i in range(0, whole, size)]
+            rows += [[place] for place in found[whole:]]
+            self.met.add(hash(of_kind))
+        return rows
 
-Playing = Generator[None, None, Ended | None]
+
+def kind(loop: Loop[Any], known: dict[int, Any]) -> Any | None:
+    """What loops have in common that may be recorded in a row; None of one that stays alone."""
+    if not isinstance(loop.batches, Fetched):
+        return None
+    given = tuple((name, trees.shape(item, known)) for name, item in loop.given.items())
+    return loop.body, trees.shape(loop.carry, known), given, tuple(loop.batches.sizes)
+
+
+def in_a_row(count: int, streams: int) -> int:
+    """How many of so many loops to record in a row, so that every stream has as much to do."""
+    waves = -(-count // (streams * ROW))
+    return max(1, count // (streams * waves))
+
+
+def prepared(loops: Sequence[Loop[Any]]) -> list[Loop[Any]]:
+    """The same loops, with the examples of all of them fetched at once as far as memory goes."""
+    carried = trees.tensors([loop.carry for loop in loops])
+    free = device_memory_left(carried[0].device) if carried else None
+    plans = fetched([loop.batches for loop in loops], (free or 0) // FETCHED_SHARE)
+    return [replace(loop, batches=plan) for loop, plan in zip(loops, plans, strict=True)]
+
+
+Playing = Generator[None, None, list[Ended] | None]
 
 
 class Streams(Batched):
@@ -159,8 +209,10 @@ class Streams(Batched):
         for actor in waiting:
             recordable = actor.waiting is not None and worthwhile(actor.waiting)
             (fit if self.beside is not None and recordable else left).append(actor)
-        if self.beside is not None:
+        if self.beside is not None and len(fit) > 1:
             left += self._side_by_side(self.beside, step, round, fit)
+        else:  # one that has the GPU to itself may branch, see `in_process`
+            left += fit
         for actor in left:
             self._guarded(step, round, actor, lambda actor=actor: self._run_alone(actor))
 
