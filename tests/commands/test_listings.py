@@ -256,6 +256,14 @@ def test_help_does_not_wait_for_torch():
         assert f"\n  {name} " in done.stdout
 
 
+@pytest.mark.parametrize("group", [(), ("deploy",), ("site",), ("peer",), ("audit",)])
+def test_no_line_about_a_command_is_cut(group: tuple[str, ...], monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, commands = fedstill(*group, "--help").out.split("Commands:\n")
+    lines = commands.splitlines()
+    assert lines and all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 @pytest.mark.parametrize(
     "name", ["run", "resume", "methods", "show", "compare", "matrix", "curves", "data", "demo"]
 )

@@ -26,6 +26,7 @@ from fedstill.deploy.place import faults
 from fedstill.recipe import checked
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import recipes as runs
+from fedstill.sites import zenoh
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy
 from small_deployment import NAMES, free_port, recipe_for, rows, write_data
@@ -112,6 +113,46 @@ def test_a_deployment_gives_the_tables_of_one_process(make: Made, tmp_path: Path
     again: list[str] = []
     coordinator.start(consortium.out, again.append)
     assert again == [f"this run is finished: {apart}"]
+
+
+def test_a_site_that_comes_back_after_the_end_does_not_wait_for_ever(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(settings: object) -> None:
+        raise SiteError("nobody takes the call.")
+
+    monkeypatch.setattr(zenoh, "opened", nobody)
+    consortium, said = make().joined(), []
+    folder = consortium.invitation("north")
+    log = folder / sites.RUN / "answers.csv"
+    log.parent.mkdir()
+    log.write_text("asked,said\nhello,ok\nover,ok\n")
+    sites.start(folder, said.append)
+    assert said == ["the run is over"]
+    # Killed before it heard so, it only knows that it has answered before.
+    log.write_text("asked,said\nhello,ok\n")
+    with pytest.raises(SiteError, match=r"has been away for 0\.1 s\. If the run is over, nothing"):
+        sites.start(folder, said.append, wait=0.1)
+
+
+def test_a_site_whose_coordinator_ended_without_a_word_ends_too(make: Made) -> None:
+    consortium, said = make().joined(), []
+    own = consortium.out / "coordinator"
+    deployment = folders.read_deployment(own)
+    credentials = folders.credentials(own, deployment)
+    settings = zenoh.of_coordinator(credentials, deployment.run, deployment.address, NAMES)
+    there = zenoh.opened(settings)
+
+    def told(line: str) -> None:
+        said.append(line)
+        if line == "connected":
+            zenoh.closed(there)
+
+    with pytest.raises(
+        SiteError, match=r"the coordinator at 127.0.0.1:\d+ has been away for 0\.5 s"
+    ):
+        sites.start(consortium.invitation("north"), told, wait=0.5)
+    assert said[-1] == "connected"
 
 
 def test_a_stopped_coordinator_goes_on_and_the_tables_are_those_of_one_process(

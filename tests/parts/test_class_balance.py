@@ -15,8 +15,9 @@ from fedstill.core.errors import BadValue, RecipeError
 from fedstill.core.seeds import generator
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
-from fedstill.methods import METHODS, Centralised, FedAvg, Local
+from fedstill.methods import FCCL, METHODS, Centralised, DeSA, FedAvg, Local
 from fedstill.methods.scaffold import Scaffold
+from fedstill.parts.anchors import Sets
 from fedstill.parts.class_balance import weights_of
 from fedstill.parts.losses import task_loss
 from fedstill.privacy.privacy import Privacy
@@ -29,6 +30,10 @@ FAMILY = [name for name, kind in METHODS.items() if hasattr(kind, "class_weights
 
 def labelled(*labels: int) -> Data:
     return Data.of(torch.randn(len(labels), 2, generator=generator(0)), torch.tensor(labels))
+
+
+def labelled_vectors(*labels: int) -> Data:
+    return Data.of(torch.zeros(len(labels), 4), torch.tensor(labels))
 
 
 def test_balanced_weights_let_every_class_held_count_alike() -> None:
@@ -93,6 +98,19 @@ def test_every_method_of_the_family_weighs_and_draws(name: str) -> None:
     assert losses[1] == pytest.approx(losses[2], abs=1e-4)
 
 
+def test_desa_weighs_by_own_examples_and_anchors_together() -> None:
+    """Three of class 0 and one of 2, and two anchors of each: n = 10, of classes 5, 2 and 3."""
+    world = worlds.vectors((4,))
+    method = DeSA(per_class=2, class_weights="balanced")
+    engine = worlds.engine_for(method, world)
+    client = engine.node("c0", 1, "learn")
+    client.data = labelled_vectors(0, 0, 0, 2)
+    known = Sets.of("c0", torch.zeros(3, 2, 4), torch.arange(3))
+    client.state = method.client_state(client).knowing(known)
+    found = method.weighing(client)["class_weights"]
+    assert found.tolist() == pytest.approx([10 / (3 * 5), 10 / (3 * 2), 10 / (3 * 3)])
+
+
 @pytest.mark.parametrize("correction", ["gradient", "step"])
 def test_scaffold_weighs_in_both_forms(correction: str) -> None:
     world, losses = worlds.pictures((20, 27)), []
@@ -107,6 +125,7 @@ def test_the_family_is_who_trains_on_labelled_records_alone() -> None:
     assert set(FAMILY) == {
         "local", "centralised", "fedavg", "fedprox", "fednova", "scaffold", "vhl", "fedgen", "moon",
         "fedproto", "fedhe", "dynafed", "feddf", "heterofl", "feddropout", "fedrolex",
+        "desa", "fccl",
     }  # fmt: skip
 
 
@@ -153,7 +172,7 @@ def test_private_records_are_weighed_by_counts_as_they_are_told() -> None:
     assert {row.mechanism for row in log.privacy} == {"DP-SGD", "class counts"}
 
 
-@pytest.mark.parametrize("kind", [FedAvg, Local])
+@pytest.mark.parametrize("kind", [FedAvg, Local, DeSA, FCCL])
 def test_balanced_draws_of_private_records_are_refused(kind: Any) -> None:
     with pytest.raises(BadValue, match=r"DP-SGD accounts for draws that are alike for all"):
         worlds.played(kind(sampling="balanced"), worlds.vectors(), 1, privacy=Privacy(epsilon=8.0))

@@ -42,7 +42,7 @@ Only = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Guess who was in the training data, by shadow runs.")
 def membership(
     recipe: Recipes,
     overrides: Overrides = None,
@@ -117,7 +117,7 @@ def membership(
     _tell(result, folder, form)
 
 
-@app.command()
+@app.command(short_help="Play the privacy mechanisms many thousand times.")
 def mechanism(
     epsilon: Annotated[
         list[float] | None,
@@ -146,7 +146,7 @@ def mechanism(
     _tell(result, folder, form)
 
 
-@app.command()
+@app.command(short_help="Plant canaries in one run, and find them again.")
 def canaries(
     recipe: Recipes,
     overrides: Overrides = None,

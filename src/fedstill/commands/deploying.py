@@ -45,7 +45,7 @@ def _installed() -> Iterator[None]:
         ) from error
 
 
-@deploy.command()
+@deploy.command(short_help="Make a coordinator's folder and an invitation for each site.")
 def make(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file.")],
     overrides: Overrides = None,
@@ -125,7 +125,7 @@ def sign(
         typer.echo(f"signed {folders.sign(folder, file, days)}; send it back to {file.stem}")
 
 
-@deploy.command()
+@deploy.command(short_help="Run the coordinator, or go on after a stop.")
 def start(folder: Out, data_dir: DataDir = None) -> None:
     """Run the coordinator, from the beginning or from where it was stopped or killed."""
     with _installed():
@@ -139,7 +139,7 @@ def start(folder: Out, data_dir: DataDir = None) -> None:
     typer.echo(f"done → {found}")
 
 
-@deploy.command()
+@deploy.command(short_help="Write what Flower needs to carry a deployment.")
 def flower(
     folder: Out,
     port: Annotated[
@@ -157,7 +157,7 @@ def flower(
     typer.echo(f"address is for others, port {port} is for nobody outside this machine")
 
 
-@deploy.command()
+@deploy.command(short_help="Ask the coordinator to stop; it can be started again.")
 def stop(folder: Out) -> None:
     """Ask the coordinator to stop; it can be started again and goes on exactly."""
     from fedstill.deploy.board import ask_to_stop
@@ -166,7 +166,7 @@ def stop(folder: Out) -> None:
     typer.echo(f"asked; go on with `fedstill deploy start {folder}`")
 
 
-@deploy.command(name="status")
+@deploy.command(name="status", short_help="Who is in which step, last seen when, and bytes so far.")
 def deploy_status(
     folder: Out,
     watch: Annotated[bool, typer.Option("--watch", help="Until the run has ended.")] = False,
@@ -211,7 +211,7 @@ def _table(board: Any) -> Any:
     return table
 
 
-@site.command()
+@site.command(short_help="See what will leave this site, agree, and make its key.")
 def join(
     folder: Own,
     data: Annotated[Path, typer.Option(help="This site's images: a folder or an .npz file.")],
@@ -312,7 +312,7 @@ def check(folder: Own) -> None:
     typer.echo(f"ready: fedstill {'site' if invited.deployment.address else 'peer'} start {folder}")
 
 
-@site.command(name="start")
+@site.command(name="start", short_help="Answer the coordinator until the run is over.")
 def site_start(
     folder: Own,
     flower: Annotated[
@@ -321,6 +321,10 @@ def site_start(
             metavar="NODE", help="Answer through Flower: the folder of this machine's SuperNode."
         ),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(help="Seconds for which a coordinator that went away is called again.", min=1),
+    ] = 3600,
 ) -> None:
     """Answer the coordinator until the run is over; calls again whenever the line is lost."""
     with _installed():
@@ -329,7 +333,7 @@ def site_start(
 
     try:
         if flower is None:
-            sites.start(folder, typer.echo)
+            sites.start(folder, typer.echo, wait=wait)
         else:
             flowers.start_site(folder, flower, typer.echo)
     except KeyboardInterrupt:
@@ -355,7 +359,7 @@ def site_status(folder: Own) -> None:
     typer.echo(f"last: {last['at']} round {last['round'] or '-'} {last['asked']}: {last['said']}")
 
 
-@peer.command(name="start")
+@peer.command(name="start", short_help="Take part, from the beginning or from the last checkpoint.")
 def peer_start(folder: Own) -> None:
     """Take part without a coordinator, from the beginning or from where this peer was stopped."""
     with _installed():

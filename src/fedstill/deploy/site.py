@@ -34,6 +34,7 @@ from fedstill.sites.site import Line, Policy, Site
 Say = Callable[[str], None]
 RUN = "run"  # memories, the last answer and the log, below the site's folder
 AGAIN = 2.0  # seconds between two calls that nobody took
+WAIT = 3600.0  # seconds after which a coordinator that was there is waited for no longer
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +98,55 @@ def credentials_of(invited: Invited) -> Credentials:
     return folders.credentials(invited.folder, invited.deployment)
 
 
-def start(folder: Path, say: Say, ended: Callable[[], bool] = lambda: False) -> None:
-    """Answer the coordinator until the run is over; calls again whenever the line is lost."""
+@dataclass
+class Absence:
+    """For how long the coordinator has not been there; before it first was, nobody counts."""
+
+    invited: Invited
+    wait: float
+    seen: float | None = None  # when it last was; the beginning, where it was before
+
+    @classmethod
+    def begun(cls, invited: Invited, wait: float) -> Absence:
+        """As a site starts: it knows from its log whether it has answered before."""
+        return cls(invited, wait, time.monotonic() if answers(invited.folder) else None)
+
+    def noted(self, here: bool) -> None:
+        """Say whether the coordinator is there; refuse to wait for it any longer."""
+        now = time.monotonic()
+        if here:
+            self.seen = now
+        elif self.seen is not None and now - self.seen >= self.wait:
+            raise SiteError(
+                f"the coordinator at {self.invited.deployment.address} has been away for "
+                f"{self.wait:g} s. If the run is over, nothing is left to be done here; if it goes "
+                f"on, start this site again: fedstill site start {self.invited.folder}, with "
+                "--wait SECONDS to wait longer"
+            )
+
+
+def start(
+    folder: Path, say: Say, ended: Callable[[], bool] = lambda: False, wait: float = WAIT
+) -> None:
+    """Answer the coordinator until the run is over; calls again whenever the line is lost.
+
+    One that this site has answered before, and that is away for `wait` seconds, is called no more.
+    """
+    if [row["said"] for row in answers(folder) if row["asked"] == "over"][-1:] == ["ok"]:
+        say("the run is over")
+        return
     with answering(folder, say) as (invited, site), ExitStack() as held:
-        deployment = invited.deployment
+        deployment, absence = invited.deployment, Absence.begun(invited, wait)
         say(f"{deployment.name} calls the coordinator at {deployment.address}")
-        session = _called(invited, say, ended)
+        session = _called(invited, say, ended, absence)
         if session is None:
             return
         held.callback(zenoh.closed, session)
         say("connected")
 
         def over() -> bool:
+            if not site.over:
+                absence.noted(zenoh.connected(session))
             return site.over or ended()
 
         zenoh.serve(session, deployment.run, deployment.name, site.answer, over)
@@ -148,18 +186,24 @@ def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
         yield invited, site
 
 
-def _called(invited: Invited, say: Say, ended: Callable[[], bool]) -> zenoh.Session | None:
-    """A line to the coordinator; it is called until it takes the call."""
+def _called(
+    invited: Invited, say: Say, ended: Callable[[], bool], absence: Absence
+) -> zenoh.Session | None:
+    """A line to the coordinator; it is called until it takes the call, or is away for too long."""
     deployment, told_once = invited.deployment, False
     settings = zenoh.of_site(credentials_of(invited), deployment.run, deployment.address)
     while not ended():
         try:
-            return zenoh.opened(settings)
+            session = zenoh.opened(settings)
         except SiteError as error:
+            absence.noted(False)
             if not told_once:
                 say(f"{error} Calling again every {AGAIN:g} s")
                 told_once = True
-            time.sleep(AGAIN)
+            time.sleep(min(AGAIN, absence.wait))
+        else:
+            absence.noted(True)
+            return session
     return None
 
 

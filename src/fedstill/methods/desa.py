@@ -6,13 +6,12 @@ Learning via Synthetic Anchors. ICML 2024. Algorithm 1, equations 3 to 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     SGD,
@@ -27,14 +26,23 @@ from fedstill.core import (
     Weights,
     at_clients,
     minimize,
+    trees,
 )
 from fedstill.core.content import Axes
+from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Count, NonNegative, Positive, Share, Whole
 from fedstill.methods.anchored import COMMON, MEAN, Anchored, Own
 from fedstill.parts import robust
 from fedstill.parts.anchors import beside, stream
+from fedstill.parts.class_balance import (
+    UNSAFE,
+    ClassWeights,
+    Sampling,
+    unfit_weights,
+    weights_of,
+)
 from fedstill.parts.learning import Training, private_training
-from fedstill.parts.losses import hinton, supervised_contrastive
+from fedstill.parts.losses import hinton, supervised_contrastive, task_loss
 from fedstill.parts.opinions import mean_over_speakers, opinions
 from fedstill.parts.passes import features_at_rest, features_of_both
 from fedstill.parts.robust import Aggregation, Rule
@@ -84,6 +92,8 @@ class DeSA(Anchored):
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
+    class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
+    sampling: Sampling = "shuffled"  # of examples and anchors: each once an epoch, or classes alike
     anchor_batch: Whole = 0  # anchors to distil on, and to lean on, in a step; none: batch_size
     reg_weight: NonNegative = 1.0  # λ_REG, of the contrast with the anchors' features
     reg_temperature: Positive = 0.07  # temperature of that contrast
@@ -94,6 +104,9 @@ class DeSA(Anchored):
     kd_mean: Literal["elements", "rows"] = "elements"
     aggregation: Rule = "mean"  # of the peers' logits
     byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return [*super().unfit(server, models), *unfit_weights(self.class_weights, server)]
 
     def each_round(self) -> Sequence[Step]:
         return [self.speak, self.learn]
@@ -114,9 +127,19 @@ class DeSA(Anchored):
             batches, mechanism = self.private_draws(client, inbox)
         weights = await minimize(
             self.objective, client.model, client.state.weights, batches, SGD(self.lr),
-            mechanism=mechanism,
+            mechanism=mechanism, **self.weighing(client),
         )  # fmt: skip
         client.state = client.state.replace(weights=weights)
+
+    def weighing(self, client: Node[Own]) -> dict[str, Any]:
+        """What the local loss is given besides: weights of the classes of all it is taken on."""
+        if self.class_weights == "none":
+            return {}
+        data = client.data
+        if not client.private:  # private examples come without anchors
+            data = data + client.state.known().together(client.model.shape, client.device)
+        found = weights_of(self.class_weights, data, client.model.classes)
+        return trees.to(found, client.device)
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
         why = super().wrong(node, sender, message)
@@ -136,14 +159,16 @@ class DeSA(Anchored):
                 )
         return None
 
-    def objective(self, model: Model, weights: Weights, batch: Draw) -> Tensor:
+    def objective(
+        self, model: Model, weights: Weights, batch: Draw, class_weights: Tensor | None = None
+    ) -> Tensor:
         """Equation 7: cross-entropy + λ_REG · REG + λ_KD · KD."""
         distils = self.kd_weight and len(batch.distil.x)
         if distils:
             features, told = features_of_both(model, weights, batch.own.x, batch.distil.x)
         else:
             features = model.features(weights, batch.own.x)
-        loss = cross_entropy(model.head(weights, features), batch.own.y)
+        loss = task_loss(model.head(weights, features), batch.own.y, class_weights)
         if self.reg_weight and len(batch.lean.x):
             # Own features come to the anchors', not these to them.
             lean = features_at_rest(model.train(), weights, batch.lean.x)
@@ -162,8 +187,9 @@ class DeSA(Anchored):
         """Epochs over own examples and anchors, beside two streams of anchors alone."""
         anchors = client.state.known().together(client.model.shape, client.device)
         teacher, heard = teachers(client, inbox, Aggregation(self.aggregation, self.byzantine))
-        order = client.rng("order")
-        plan = (client.records + anchors).batches(self.batch_size, order, epochs=self.epochs)
+        both = client.records + anchors
+        draw = both.balanced_batches if self.sampling == "balanced" else both.batches
+        plan = draw(self.batch_size, client.rng("order"), epochs=self.epochs)
         size = min(self.anchor_batch or self.batch_size, len(anchors))
         distil, lean = (
             stream(len(anchors), size, len(plan), client.rng(purpose)).to(client.device)
@@ -178,6 +204,8 @@ class DeSA(Anchored):
 
     def private_draws(self, client: Node[Own], inbox: Inbox[Opinions]) -> Training:
         """Private samples of the own examples, each contrasted with anchors alone."""
+        if self.sampling == "balanced":
+            raise BadValue(UNSAFE)
         anchors = client.state.known().together(client.model.shape, client.device)
         teacher, heard = teachers(client, inbox, Aggregation(self.aggregation, self.byzantine))
         own = private_training(

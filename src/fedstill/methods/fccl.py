@@ -6,12 +6,11 @@ Algorithm 1; collaborative and local updating.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Never
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedstill.core import (
     Adam,
@@ -21,6 +20,7 @@ from fedstill.core import (
     Method,
     Model,
     Node,
+    NodeId,
     Place,
     State,
     Step,
@@ -28,12 +28,14 @@ from fedstill.core import (
     at_clients,
     at_server,
     minimize,
+    trees,
 )
 from fedstill.core.content import Axes
 from fedstill.core.optim import Scheduled
 from fedstill.core.ranges import Count, NonNegative, Positive, Whole
-from fedstill.parts.learning import training
-from fedstill.parts.losses import cross_correlation, divergence
+from fedstill.parts.class_balance import ClassWeights, Sampling, unfit_weights, weights_of
+from fedstill.parts.learning import Training, training
+from fedstill.parts.losses import cross_correlation, divergence, task_loss
 from fedstill.parts.opinions import mean_opinion, opinions
 from fedstill.parts.robust import Aggregation, Rule
 
@@ -77,6 +79,8 @@ class FCCL(Method):
     lr: Positive = 1e-3  # Adam's, of all training on the own examples
     epochs: Count = 1
     batch_size: Count = 32
+    class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
+    sampling: Sampling = "shuffled"  # of own examples: each once an epoch, or classes alike
     weight_decay: NonNegative = 1e-5
     inter_weight: NonNegative = 1.0  # of the network at the end of the last round
     intra_weight: NonNegative = 1.0  # of the network trained before the first round
@@ -87,6 +91,9 @@ class FCCL(Method):
     off_diagonal: NonNegative = 0.0051  # λ, weight of correlations between different classes
     aggregation: Rule = "mean"  # of logits
     byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+
+    def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
+        return unfit_weights(self.class_weights, server)
 
     def before(self) -> Sequence[Step]:
         return [self.pretrain]
@@ -101,13 +108,13 @@ class FCCL(Method):
     @at_clients
     async def pretrain(self, client: Node[Own], inbox: Inbox[Never]) -> None:
         """Train on the own examples; the result is the start and the intra-domain teacher."""
-        epochs = self.pretrain_epochs
         start = client.state.weights
-        batches, mechanism = training(client, client.model, start, self.batch_size, epochs=epochs)
+        batches, mechanism = self.training(client, start, self.pretrain_epochs)
         optimizer = Scheduled(Adam(self.lr), len(batches))
         weights = await minimize(
-            self.task, client.model, start, batches, optimizer, mechanism=mechanism
-        )
+            self.task, client.model, start, batches, optimizer, mechanism=mechanism,
+            **self.weighing(client),
+        )  # fmt: skip
         client.state = Own(weights, weights)
 
     @at_clients
@@ -128,15 +135,24 @@ class FCCL(Method):
         weights = inter
         if inbox and self.public_epochs:
             weights = await self.aligned(client, inter, inbox.only().logits)
-        batches, mechanism = training(
-            client, client.model, weights, self.batch_size, epochs=self.epochs
-        )
+        batches, mechanism = self.training(client, weights, self.epochs)
         optimizer = Adam(self.lr, weight_decay=self.weight_decay)
         weights = await minimize(
             self.objective, client.model, weights, batches, optimizer, mechanism=mechanism,
-            inter=inter, intra=intra,
+            inter=inter, intra=intra, **self.weighing(client),
         )  # fmt: skip
         client.state = Own(weights, intra)
+
+    def training(self, client: Node[Own], start: Weights, epochs: int) -> Training:
+        """Batches of the own examples, private samples where these are private."""
+        return training(
+            client, client.model, start, self.batch_size, epochs=epochs, sampling=self.sampling
+        )
+
+    def weighing(self, client: Node[Own]) -> dict[str, Any]:
+        """What local losses are given besides: the weights of classes, where there are any."""
+        found = weights_of(self.class_weights, client.data, client.model.classes)
+        return trees.to(found, client.device)
 
     async def aligned(self, client: Node[Own], start: Weights, consensus: Tensor) -> Weights:
         """Weights after the passes over the public data."""
@@ -160,16 +176,19 @@ class FCCL(Method):
         return cross_correlation(logits, teacher, off_diagonal=self.off_diagonal)
 
     def objective(
-        self, model: Model, weights: Weights, batch: Batch, inter: Weights, intra: Weights
-    ) -> Tensor:
+        self, model: Model, weights: Weights, batch: Batch, inter: Weights, intra: Weights,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Cross-entropy, and what the two teachers say of the own examples."""
         logits, still = model(weights, batch.x), model.evaluating
-        loss = cross_entropy(logits, batch.y)
+        loss = task_loss(logits, batch.y, class_weights)
         for weight, teacher in ((self.inter_weight, inter), (self.intra_weight, intra)):
             if weight:
                 loss = loss + weight * divergence(logits, still(teacher, batch.x))
         return loss
 
-    def task(self, model: Model, weights: Weights, batch: Batch) -> Tensor:
+    def task(
+        self, model: Model, weights: Weights, batch: Batch, class_weights: Tensor | None = None
+    ) -> Tensor:
         """The loss before the first round."""
-        return cross_entropy(model(weights, batch.x), batch.y)
+        return task_loss(model(weights, batch.x), batch.y, class_weights)

@@ -415,6 +415,11 @@ class ZenohMesh:
         return False
 
 
+def connected(session: zenoh.Session) -> bool:
+    """Whether anybody is at the other end."""
+    return bool([*session.info.routers_zid(), *session.info.peers_zid()])
+
+
 def serve(
     session: zenoh.Session,
     run: str,
