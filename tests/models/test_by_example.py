@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedstill.core import Batch, Model, Weights
+from fedstill.core import Batch, Model, Weights, gpu, precision
 from fedstill.core.convolutions import by_example
 from fedstill.core.mechanism import LossOn, per_example
-from fedstill.core.release import ClippedGradient, Sampled, weighted_sums
+from fedstill.core.release import (
+    ClippedGradient,
+    Sampled,
+    as_it_lies,
+    turned_back,
+    weighted_sums,
+)
 from fedstill.core.seeds import generator
 from fedstill.engines.engine import autograd_gradient
 from fedstill.models import AlexNet, Conv4, ConvNet, Module, PreResNet18, ResNet18
@@ -155,6 +162,52 @@ def test_rows_with_the_factor_nothing_leave_no_trace() -> None:
     assert found.tolist() == [2 + 3, 4 - 1]
 
 
+def test_gradients_are_read_as_they_lie_and_their_sum_is_turned_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = torch.arange(48.0).view(2, 3, 2, 4)  # [example, tap, input, output] in memory
+    leaf = made.permute(0, 3, 2, 1)
+    monkeypatch.setattr(gpu, "plain_on_gpu", lambda *tensors: True)
+    rows = as_it_lies(leaf)
+    assert rows.data_ptr() == made.data_ptr() and rows.tolist() == made.flatten(1).tolist()
+    assert torch.equal(turned_back(rows[0] + rows[1], leaf), leaf[0] + leaf[1])
+    monkeypatch.undo()
+    assert torch.equal(as_it_lies(leaf), leaf.flatten(1))
+
+
+def test_half_precision_is_left_to_kernels_for_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told on a CPU by what is asked of tensors; the kernels here are torch's own operations."""
+    model = ConvNet((3, 8, 8), 3, depth=2, width=4)
+    calls: list[tuple[int, ...]] = []
+
+    def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
+        calls.append(tuple(x.shape))
+        maps = F.conv2d(x, weight, padding=padding)
+        return F.avg_pool2d(F.relu(F.group_norm(maps, 4, scale, shift)), 2)
+
+    made = SimpleNamespace(block=block, in_single=lambda maps: maps)
+    here = {"kernels.half_example_blocks": made}
+    weights, batch, loss_on = model.init(0), examples(model.shape), classified(model)
+    plain, _ = per_example(loss_on, weights, batch)
+    monkeypatch.setattr(gpu, "kernels", here.get)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    with precision.using("half"), precision.of_examples():
+        assert not precision.half_asked_for()
+        agree(plain, per_example(loss_on, weights, batch)[0])
+        assert calls == [(1, 3, 8, 8), (1, 4, 4, 4)]
+        stacked = {name: tensor.expand(2, *tensor.shape) for name, tensor in weights.items()}
+        twice = torch.func.vmap(lambda one: per_example(loss_on, one, batch)[0])
+        agree(plain, {name: found[0] for name, found in twice(stacked).items()})
+        own = torch.func.vmap(torch.func.grad(lambda one: loss_on(batch)(one)[0]))
+        own(stacked)  # networks of their own are no examples of one
+        assert len(calls) == 2
+    with precision.using("tf32"), precision.of_examples():
+        per_example(loss_on, weights, batch)
+    with precision.using("half"):
+        assert not precision.half_will_do_for_examples(batch.x)
+    assert len(calls) == 2
+
+
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -175,3 +228,75 @@ def test_a_gpus_clipped_gradients_are_a_processors(
         found.append({key: tensor.cpu() for key, tensor in gradient.items()})
     for key, tensor in found[0].items():
         torch.testing.assert_close(found[1][key], tensor, rtol=5e-3, atol=2e-4, msg=key)
+
+
+def in_half(model: Model, batch: Batch, name: precision.Precision = "half") -> Weights:
+    weights = {key: tensor.cuda() for key, tensor in model.init(0).items()}
+    with precision.using(name), precision.of_examples():
+        found: Weights = per_example(classified(model), weights, batch)[0]
+    return found
+
+
+HALVED = [((1, 28, 28), 32), ((3, 32, 32), 128), ((3, 16, 16), 12)]
+
+
+@needs_a_gpu
+@pytest.mark.parametrize(("shape", "width"), HALVED)
+def test_on_a_gpu_gradients_in_half_precision_are_those_of_single_rounded(
+    shape: tuple[int, ...], width: int
+) -> None:
+    model = ConvNet(shape, 3, width=width)
+    batch = Batch(*(tensor.cuda() for tensor in examples(shape, 20)))
+    rough, exact = in_half(model, batch), in_half(model, batch, "single")
+    assert not torch.equal(rough["conv1.weight"], exact["conv1.weight"])
+    for name, tensor in exact.items():
+        found = rough[name]
+        assert found.shape == tensor.shape and found.dtype == torch.float32
+        assert float((found - tensor).norm()) <= 0.15 * float(tensor.norm()) + 1e-6, name
+
+
+@needs_a_gpu
+def test_on_a_gpu_common_images_go_through_half_precision_too() -> None:
+    model = ConvNet((3, 16, 16), 3, width=16)
+    weights = {key: tensor.cuda() for key, tensor in model.init(0).items()}
+    batch = Batch(*(tensor.cuda() for tensor in examples(model.shape, 20)))
+    common = torch.randn(4, *model.shape, generator=generator(3)).cuda()
+
+    def loss_on(batch: Batch) -> Any:
+        def loss(weights: Weights) -> tuple[Tensor, Weights]:
+            own = F.cross_entropy(model(weights, batch.x), batch.y)
+            return own + model(weights, common).square().mean(), {}
+
+        return loss
+
+    found = []
+    for name in ("half", "single"):
+        with precision.using(name), precision.of_examples():
+            found.append(per_example(loss_on, weights, batch)[0])
+    for key, tensor in found[1].items():
+        assert float((found[0][key] - tensor).norm()) <= 0.15 * float(tensor.norm()) + 1e-6, key
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("wild", [1e3, 1e5, 1e30, float("inf"), float("nan")])
+def test_on_a_gpu_one_wild_record_in_half_precision_moves_the_sum_by_the_clip(wild: float) -> None:
+    # Images beyond 65504, the largest number of half precision, have no finite gradient: no trace.
+    model, clip = ConvNet((1, 28, 28), 3, width=32), 0.5
+    weights = {key: tensor.cuda() for key, tensor in model.init(0).items()}
+    noise = {key: torch.zeros_like(tensor) for key, tensor in weights.items()}
+    x, y = (tensor.cuda() for tensor in examples(model.shape, 20))
+    x[7] = wild * x[7].abs()
+    found = []
+    for there in (True, False):
+        share = torch.ones(20, device="cuda")
+        share[7] = float(there)
+        sample = Sampled(Batch(x, y), share, noise)
+        with precision.using("half"):
+            made = ClippedGradient(clip).gradient(
+                classified(model), weights, sample, autograd_gradient
+            )
+        found.append(torch.cat([tensor.flatten() for tensor in made[0].values()]).double())
+    assert torch.isfinite(found[0]).all() and float(found[1].norm()) > clip
+    assert float((found[0] - found[1]).norm()) <= clip * (1 + 1e-4)
+    if wild > 65504 * 10 or wild != wild:
+        assert torch.equal(found[0], found[1])

@@ -211,6 +211,16 @@ def test_the_papers_mechanism_runs_warns_and_reports_no_epsilon() -> None:
     assert {row.mechanism for row in log.privacy} == {"batch gradients"}
 
 
+def test_the_form_of_desas_code_runs_and_reports_no_epsilon_either() -> None:
+    code = replace(BUDGET, mechanism="desa", clip=2.0)
+    _, log = worlds.played(method("desa"), worlds.pictures(), 1, privacy=code)
+    told = summary_of(code, log.privacy)
+    assert told["epsilon_spent"] is None and told["mechanism"] == "desa"
+    assert {(row.step, row.mechanism) for row in log.privacy} == {("synthesize", "group gradients")}
+    with pytest.raises(BadValue, match='"desa": FedAvg matches no distributions'):
+        worlds.played(method("fedavg"), worlds.pictures(), 1, privacy=code)
+
+
 def test_the_papers_mechanism_guards_anchors_alone_and_nothing_where_nothing_is_matched() -> None:
     paper = replace(BUDGET, mechanism="paper", clip=2.0)
     _, log = worlds.played(method("desa"), worlds.pictures(), 1, privacy=paper)

@@ -16,6 +16,8 @@ from fedstill.core import Batch
 from fedstill.core.convolutions import by_example
 from fedstill.core.release import ClippedGradient, Sampled, class_sums, clipped
 from fedstill.engines.engine import autograd_gradient
+from fedstill.parts.distribution_matching import Iteration
+from fedstill.parts.released import ClippedGroups, Noised
 
 numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
     [0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 3e38]
@@ -168,3 +170,34 @@ def test_the_papers_clip_of_a_batch_gradient_lets_one_record_turn_it_round() -> 
 @pytest.mark.xfail(strict=True, reason="the papers' mechanism is not private")
 def test_the_papers_mechanism_obeys_the_bound_that_its_noise_supposes() -> None:
     assert paper_sensitivity(256, clip=5.0) <= 5.0 / 256 * (1 + 1e-4)
+
+
+def grouped(records: list[list[float]], size: int, clip: float) -> list[float]:
+    """DeSA's code on one class: an embedding that is the identity, one synthetic image at zero."""
+    real = torch.tensor([records])
+    share = torch.full(real.shape[:2], 1 / len(records))
+
+    def loss_on(step: Any) -> Any:
+        mean = (step.real * step.share.unsqueeze(2)).sum(1)
+        return lambda image: ((image - mean).square().sum(), {})
+
+    step = Iteration(real, share, {}, torch.ones(1), None, "none")  # type: ignore[arg-type]
+    image = torch.zeros(1, 2)
+    batch = Noised(step, torch.zeros_like(image))
+    found, _, _ = ClippedGroups(clip, size).gradient(loss_on, image, batch, autograd_gradient)
+    return [round(number, 6) for number in found.flatten().tolist()]
+
+
+def test_desas_code_clips_groups_of_records_and_takes_their_mean() -> None:
+    # Means of the groups (3, 4) and (0, 0.05): gradients (-6, -8), cut to length 5, and (0, -0.1).
+    found = grouped([[3, 4], [3, 4], [0, 0], [0, 0.1]], 2, 5.0)
+    assert found == [-3 / 2, round((-4 - 0.1) / 2, 6)]
+
+
+def test_one_record_more_moves_others_into_other_groups_of_desas_code() -> None:
+    # Groups (2, -2), (4, -4), (6, -6), (8, -8) say nothing. With one record before them they are
+    # (0, 2), (-2, 4), (-4, 6), (-6, 8), (-8): means of 1 four times and of -8, gradients cut to
+    # length 1. So the sum of the five, where the noise supposes 1, has moved by 4 - 1 = 3.
+    records = [[sign * number, 0.0] for number in (2.0, 4.0, 6.0, 8.0) for sign in (1, -1)]
+    assert grouped(records, 2, 1.0) == [0.0, 0.0]
+    assert grouped([[0.0, 0.0], *records], 2, 1.0) == [-3 / 5, 0.0]

@@ -78,28 +78,46 @@ def killed(function: Any, arguments: tuple[Any, ...], folder: Path, seconds: flo
     return process.exitcode == -signal.SIGKILL
 
 
+def killed_often(recipe: Recipe, folder: Path, kills: int) -> Path:
+    """The folder of a run that was killed at so many random moments, beside one never killed."""
+    began = time.perf_counter()
+    runs.begin(recipe, folder / "whole")
+    lasts = time.perf_counter() - began
+    rng, done, number = random.Random(recipe.method_name), 0, 0
+    while done < kills:
+        cut = folder / f"killed-{number}"
+        seconds = rng.uniform(0, 1 / kills) * lasts
+        if (cut / "summary.json").exists():  # done before the last kill: begin another one
+            assert equal_runs(cut, folder / "whole")
+            number += 1
+        elif (cut / "recipe.toml").exists():
+            done += killed(runs.resume, (cut,), cut, seconds)
+        else:
+            done += killed(runs.begin, (recipe, cut), cut, seconds)
+    if not (cut / "recipe.toml").exists():
+        runs.begin(recipe, cut)
+    assert fedstill("resume", cut).code == 0
+    return cut
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_killed_at_ten_random_moments_equals_one_never_killed(tmp_path, name):
     recipe = recipe_from(images_recipe(tmp_path, METHODS[name], rounds=ROUNDS))
-    began = time.perf_counter()
-    runs.begin(recipe, tmp_path / "whole")
-    lasts = time.perf_counter() - began
-    rng, kills, number = random.Random(name), 0, 0
-    while kills < KILLS:
-        folder = tmp_path / f"killed-{number}"
-        seconds = rng.uniform(0, 1 / KILLS) * lasts
-        if (folder / "summary.json").exists():  # done before the last kill: begin another one
-            assert equal_runs(folder, tmp_path / "whole")
-            number += 1
-        elif (folder / "recipe.toml").exists():
-            kills += killed(runs.resume, (folder,), folder, seconds)
-        else:
-            kills += killed(runs.begin, (recipe, folder), folder, seconds)
-    if not (folder / "recipe.toml").exists():
-        runs.begin(recipe, folder)
-    assert fedstill("resume", folder).code == 0
-    assert equal_runs(folder, tmp_path / "whole")
-    assert not list((folder / "checkpoints").glob("*.partial"))
+    cut = killed_often(recipe, tmp_path, KILLS)
+    assert equal_runs(cut, tmp_path / "whole")
+    assert not list((cut / "checkpoints").glob("*.partial"))
+
+
+def test_a_private_run_killed_at_four_random_moments_has_every_row_of_its_ledger_once(tmp_path):
+    path = images_recipe(tmp_path, {**METHODS["feddm"], "start": "noise"}, rounds=8)
+    budget = "\n[privacy]\nepsilon = 4.0\ndelta = 1e-3\nreleases = 2\n"
+    constants = path.read_text().replace("[data]", "[data]\nmean = [0.5]\nstd = [0.5]")
+    path.write_text(constants + budget)
+    cut = killed_often(recipe_from(path), tmp_path, 4)
+    assert equal_runs(cut, tmp_path / "whole")
+    ledger = (cut / "privacy.csv").read_text()
+    assert ledger == (tmp_path / "whole" / "privacy.csv").read_text()
+    assert len(ledger.splitlines()) == 1 + 8 * 3  # a row of each of three clients in each round
 
 
 def test_the_command_killed_and_resumed_equals_one_never_killed(tmp_path):

@@ -19,6 +19,7 @@ from torch import Tensor
 Precision = Literal["single", "tf32", "half"]
 
 _now: Precision = "tf32"
+_of_examples = False  # whether half precision was asked for and gradients are of single examples
 
 
 def use(precision: Precision) -> None:
@@ -42,15 +43,28 @@ def using(precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def without_half() -> Iterator[None]:
-    """Inside, nothing is made in half precision; what is asked for otherwise stays."""
-    with using("tf32") if _now == "half" else nullcontext():
-        yield
+def of_examples() -> Iterator[None]:
+    """Inside, gradients are of single examples, for which a network may have kernels in half.
+
+    All else that would be made in half precision is made in `tf32`.
+    """
+    global _of_examples
+    before, _of_examples = _of_examples, _now == "half"
+    try:
+        with using("tf32") if _now == "half" else nullcontext():
+            yield
+    finally:
+        _of_examples = before
 
 
 def half_asked_for() -> bool:
     """Whether half precision is to be used where it does no harm."""
     return _now == "half"
+
+
+def half_will_do_for_examples(x: Tensor) -> bool:
+    """Whether a pass whose gradients are of single examples may be made in half precision."""
+    return _of_examples and x.is_cuda and x.dtype == torch.float32
 
 
 def half_will_do(x: Tensor) -> bool:

@@ -57,6 +57,7 @@ class Terms:
     sigma: float  # noise multiplier of this node, for all uses that name none
     counts_sigma: float | None  # noise of class counts; None where labels are public
     paper: bool = False  # the papers' mechanism instead, which promises nothing
+    grouped: bool = False  # and that in the form of DeSA's code: records are clipped in groups
 
 
 class Grant(Protocol):
@@ -125,17 +126,36 @@ class ClippedGradient:
             return loss_on(examples if joined is None else joined(examples, batch.beside))
 
         size = batch.share.shape[0]
-        with precision.without_half():  # whose kernels are for stacks of networks
+        with precision.of_examples():
             for begin in range(0, size, self.chunk):
                 end = min(size, begin + self.chunk)
                 examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
                 with by_example() if batch.share.is_cuda else nullcontext():
                     grads, _ = per_example(loss_of, value, examples)
-                leaves = [leaf.flatten(1) for leaf in trees.tensors(grads)]
+                gradients = trees.tensors(grads)
+                leaves = [as_it_lies(leaf) for leaf in gradients]
                 kept = (batch.share[begin:end] * shortening(leaves, self.clip)).to(leaves[0])
                 for place, summed in enumerate(weighted_sums(leaves, kept)):
-                    total[place] = total[place] + summed.view_as(total[place])
+                    total[place] = total[place] + turned_back(summed, gradients[place])
         return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
+
+
+def as_it_lies(leaf: Tensor) -> Tensor:
+    """[example, number], a gradient's numbers in the order of memory, so that none is moved."""
+    return leaf.permute(0, *_by_stride(leaf)).flatten(1)
+
+
+def turned_back(row: Tensor, leaf: Tensor) -> Tensor:
+    """A row of `as_it_lies`, or a sum of them, in the order of the leaf's axes."""
+    axes = _by_stride(leaf)
+    back = [axes.index(axis) for axis in range(1, leaf.dim())]
+    return row.view([leaf.shape[axis] for axis in axes]).permute(back)
+
+
+def _by_stride(leaf: Tensor) -> list[int]:
+    """All axes but the first, as they lie in memory; in their order where that does not matter."""
+    axes = [*range(1, leaf.dim())]
+    return sorted(axes, key=leaf.stride, reverse=True) if gpu.plain_on_gpu(leaf) else axes
 
 
 def weighted_sums(leaves: list[Tensor], factors: Tensor) -> list[Tensor]:

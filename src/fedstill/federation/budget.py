@@ -42,7 +42,8 @@ def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
     if not privacy.valid:
         if not any(uses.values()):
             raise BadValue(
-                f'privacy.mechanism = "paper": {type(experiment.method).__name__} matches no '
+                f'privacy.mechanism = "{privacy.mechanism}": '
+                f"{type(experiment.method).__name__} matches no "
                 "distributions, so there is nothing to add the papers' noise to; leave it out"
             )
         noise = dict.fromkeys(uses, privacy.claimed_sigma)

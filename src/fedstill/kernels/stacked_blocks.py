@@ -226,13 +226,18 @@ def convolved(x: Tensor, laid: Tensor, padding: int, tiles: Tiles | None = None)
 
 
 def image_slopes(
-    grad: Tensor, x: Tensor, laid: Tensor, padding: int, tiles: Tiles | None = None
+    grad: Tensor,
+    x: Tensor,
+    laid: Tensor,
+    padding: int,
+    tiles: Tiles | None = None,
+    *,
+    gain: float = GAIN,
 ) -> Tensor:
     """The gradient of a convolution's input: the convolution of its output's, weights turned."""
     single = x.dtype == torch.float32
     to_x = torch.empty(x.shape, device=x.device) if single else _empty(*x.shape, like=x)
-    gain = 1 / GAIN if single else 1.0
-    _launch_convolution(grad, laid, to_x, 2 - padding, gain, True, tiles)
+    _launch_convolution(grad, laid, to_x, 2 - padding, 1 / gain if single else 1.0, True, tiles)
     return to_x
 
 
@@ -255,11 +260,19 @@ def _launch_convolution(
 
 
 def weight_slopes(
-    grad: Tensor, x: Tensor, padding: int, tiles: Tiles | None = None, shares: int | None = None
+    grad: Tensor,
+    x: Tensor,
+    padding: int,
+    tiles: Tiles | None = None,
+    shares: int | None = None,
+    *,
+    gain: float = GAIN,
+    by_tap: bool = False,
 ) -> Tensor:
     """The gradient of a convolution's weights, [member, output, input, 3, 3].
 
     Where programs are few, each sums over a share of the pixels, and then the shares are summed.
+    `by_tap` lets outputs of a tap and an input lie side by side in memory, as they are made.
     """
     members, images, inputs, height, width = x.shape
     outputs, high, wide = grad.shape[2:]
@@ -271,15 +284,17 @@ def weight_slopes(
         shares = triton.cdiv(PROGRAMS, parts * across * members)
     share = max(1, triton.cdiv(pixels, shares * tiles.pixels)) * tiles.pixels
     shares = max(1, triton.cdiv(pixels, share))
-    found = torch.empty((members, shares, outputs, inputs, 3, 3), device=x.device)
+    axes = (3, 3, inputs, outputs) if by_tap else (outputs, inputs, 3, 3)
+    found = torch.empty((members, shares, *axes), device=x.device)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _weigh[(parts * shares, across, members)](
-            x, by_pixel(grad), found, 1 / GAIN, pixels, share, *x.stride(), inputs, outputs,
-            height, width, high, wide, padding,
+            x, by_pixel(grad), found, 1 / gain, pixels, share, *x.stride(), inputs, outputs,
+            height, width, high, wide, padding, by_tap,
             tiles.pixels, tiles.outputs, tiles.inputs,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-    return found[:, 0] if shares == 1 else found.sum(1)
+    summed = found[:, 0] if shares == 1 else found.sum(1)
+    return summed.permute(0, 4, 3, 1, 2) if by_tap else summed
 
 
 def normed(
@@ -309,6 +324,23 @@ def norm_slopes(
     tiles: NormTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of scale and shift, summed over images in a fixed order, and of the maps."""
+    to_both, to_maps = norm_slopes_by_image(grad, scale, shift, maps, mean, factor, tiles)
+    to_scale, to_shift = to_both.sum(1).unbind(1)
+    return to_scale, to_shift, to_maps
+
+
+def norm_slopes_by_image(
+    grad: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    maps: Tensor,
+    mean: Tensor,
+    factor: Tensor,
+    tiles: NormTiles | None = None,
+    *,
+    gain: float = GAIN,
+) -> tuple[Tensor, Tensor]:
+    """[member, image, 2, channel], the gradients of scale and shift, and those of the maps."""
     members, images, channels, height, width = maps.shape
     to_maps = _empty(*maps.shape, like=maps)
     to_both = torch.empty((members, images, 2, channels), device=maps.device)
@@ -316,11 +348,10 @@ def norm_slopes(
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         _slopes[(members * images * triton.cdiv(channels, tiles.channels),)](
             by_pixel(maps), scale.contiguous(), shift.contiguous(), mean.contiguous(),
-            factor.contiguous(), by_pixel(grad), to_maps, to_both, 1 / GAIN, images, channels,
+            factor.contiguous(), by_pixel(grad), to_maps, to_both, 1 / gain, images, channels,
             False, True, height, width, tiles.places, tiles.channels, num_warps=tiles.warps,
         )  # fmt: skip
-    to_scale, to_shift = to_both.sum(1).unbind(1)
-    return to_scale, to_shift, to_maps
+    return to_both, to_maps
 
 
 _NormSlopes = _function(norm_slopes)
@@ -393,7 +424,7 @@ def _weigh(
     x, grad, out, gain, pixels, share,
     x_member, x_image, x_channel, x_row, x_column,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, BY_TAP: tl.constexpr,
     PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Some weights of a member, of one tap or of all, over a share of its pixels."""
@@ -426,5 +457,8 @@ def _weigh(
         total = tl.dot(tl.trans(seen), heard, total)
     shares = tl.num_programs(0) // parts
     first = out + (member * shares + number) * (9 * IN * OUT)
-    place = (part * 9 + tap)[:, None] + channel[None, :] * (9 * IN)
+    if BY_TAP:
+        place = ((tap * IN + part) * OUT)[:, None] + channel[None, :]
+    else:
+        place = (part * 9 + tap)[:, None] + channel[None, :] * (9 * IN)
     tl.store(first + place, total * gain, mask=known[:, None] & counts[None, :])

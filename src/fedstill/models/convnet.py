@@ -13,7 +13,11 @@ from torch import Tensor
 from fedstill.core import gpu
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initials, Norm, conv_initial, linear_initial, norm_initial
-from fedstill.core.precision import half_asked_for, half_will_do
+from fedstill.core.precision import (
+    half_asked_for,
+    half_will_do,
+    half_will_do_for_examples,
+)
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.core.torch_internals import in_gradient_under_vmap, is_stacked, unwrapped
@@ -131,10 +135,15 @@ class ConvNet(Scalable):
         self, weights: Weights, x: Tensor, *, only_last: bool = False
     ) -> list[Tensor] | None:
         """The stages in half precision where that may be and there are kernels, else None."""
-        if not half_will_do(x) or not self._in_fours:
+        examples = half_will_do_for_examples(x)
+        if not (examples or half_will_do(x)) or not self._in_fours:
             return None
         used = [self._block_weights(weights, block) for block in range(self.depth)]
         tensors = [tensor for block in used for tensor in block]
+        if examples:
+            alone = _stacked_on_gpu(x, *tensors) and not any(is_stacked(one) for one in tensors)
+            kernels = gpu.kernels("kernels.half_example_blocks") if alone else None
+            return self._stacked_stages(kernels, used, x, only_last) if kernels else None
         plain = gpu.plain_on_gpu(x, *tensors)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if plain and not trained and (kernels := gpu.kernels("kernels.half_blocks")) is not None:
@@ -166,7 +175,7 @@ class ConvNet(Scalable):
     def _stacked_stages(
         self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
     ) -> list[Tensor]:
-        """Blocks of a network that is trained, among many under a vmap or alone."""
+        """Blocks of a network that is trained: among many under a vmap, alone, or by example."""
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1

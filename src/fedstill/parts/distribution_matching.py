@@ -14,7 +14,7 @@ from fedstill.core import SGD, Data, Lazy, Model, Node, Weights, minimize, trees
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
-from fedstill.parts.released import Aim, ClippedClasses, Releasing, noised
+from fedstill.parts.released import Aim, Releasing, published
 from fedstill.parts.synthetic_sets import SyntheticSet
 
 Outputs = Literal["features", "logits", "both", "stages", "stages and logits"]
@@ -81,10 +81,10 @@ class Matching:
             )  # fmt: skip
         elif terms is not None:
             steps = self.iterations(node, start, network, model)
+            batches, mechanism = published(node, steps, start.images, self.real_batch)
             images = await minimize(
-                self.objective, kind, start.images,
-                noised(node, steps, start.images, self.real_batch), sgd,
-                mechanism=ClippedClasses(terms.clip), images_share=start.share,
+                self.objective, kind, start.images, batches, sgd, mechanism=mechanism,
+                images_share=start.share,
             )  # fmt: skip
         else:
             images = await minimize(

@@ -68,8 +68,8 @@ class Privacy:
     Records are *sealed*: a method reads them through mechanisms alone, and each release is written
     to a ledger, which refuses what would pass the budget. The noise is found before the run so that
     all that is planned costs exactly ε at δ. With `labels = "private"` the number of examples of
-    each class is told with noise too. The papers' mechanism (`mechanism = "paper"`) is for
-    comparison: it promises nothing, and no ε is reported.
+    each class is told with noise too. The papers' mechanisms (`mechanism = "paper"`: FedDM's,
+    `"desa"`: that of DeSA's code) are for comparison: they promise nothing, and no ε is reported.
     """
 
     epsilon: Annotated[float, Range(0, MOST_EPSILON, open_low=True)]
@@ -78,7 +78,7 @@ class Privacy:
     clip: Positive = 12.0  # of what a network makes of a record
     gradient_clip: Positive = 1.0  # of a record's gradient
     releases: Annotated[int, Range(1, MOST_RELEASES)] = 4  # networks a round to match under
-    mechanism: Literal["valid", "paper"] = "valid"
+    mechanism: Literal["valid", "paper", "desa"] = "valid"  # "desa": the form of its code
     plan: Plan | None = field(default=None, repr=False, metadata={"key": False})
 
     def __post_init__(self) -> None:
@@ -120,8 +120,9 @@ class Privacy:
         else:
             sigma = self.plan.noise.get(node, 0.0)
         return Terms(
-            self.clip, self.gradient_clip, self.releases, sigma, self.counts_sigma, not self.valid
-        )
+            self.clip, self.gradient_clip, self.releases, sigma, self.counts_sigma,
+            paper=not self.valid, grouped=self.mechanism == "desa",
+        )  # fmt: skip
 
     def table(self) -> dict[str, Any]:
         """What was asked, as a table."""

@@ -48,8 +48,8 @@ def words_of(privacy: Privacy) -> list[str]:
     """What a reader must know of a private run."""
     if not privacy.valid:
         return [
-            f'mechanism = "paper", claimed epsilon {privacy.epsilon:g} for each round: '
-            f"what is promised is {NO_PROMISE}"
+            f'mechanism = "{privacy.mechanism}", claimed epsilon {privacy.epsilon:g} for each '
+            f"round: what is promised is {NO_PROMISE}"
         ]
     return [
         f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} for the whole run, of "
