@@ -1,14 +1,29 @@
-"""Batches for recordings are made for many steps at once and handed out some at a time."""
+"""Batches for recordings are made for many steps at once, and for many clients."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from fedstill.core.data import Batch, Data, Lazy, Plan
+from fedstill.core.data import Batch, Data, Lazy, Plan, Pool, Rows
+from fedstill.core.fetched import Fetched
+from fedstill.core.loop import Loop
+from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
 from fedstill.engines.loops import ahead as batches_ahead
 from fedstill.engines.loops.ahead import TOGETHER, Ahead
+from fedstill.engines.loops.graphs import Replay
+from fedstill.engines.loops.recorded import Recorder
+from fedstill.engines.play.in_process import InProcess
+from fedstill.engines.play.streams import Stream, Streams, StreamSet
+from fedstill.federation.population import Party
+from fedstill.methods.fedavg import FedAvg
+from fedstill.models import MLP
+from worlds import CLASSES, World, examples, played
 
 EXAMPLES = torch.arange(50.0)
 
@@ -59,3 +74,57 @@ def test_steps_that_are_not_alike_are_asked_for_in_smaller_numbers() -> None:
 def test_batches_that_are_not_made_at_once_are_left_to_single_steps() -> None:
     assert Ahead([1, 2, 3, 4, 5]).at(0) is None
     assert Ahead(Lazy(8, lambda step: step)).at(0) is None
+
+
+METHOD = FedAvg(batch_size=4, lr=0.1)
+MODEL = MLP((4,), CLASSES, hidden=(8,))
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def of_one_pool(counts: list[int]) -> World:
+    """Clients with so many examples, one's rows behind the other's."""
+    everything = examples("all", sum(counts), (4,), [0, 1, 2]).all()
+    pool, ends = Pool(*everything), torch.tensor([0, *counts]).cumsum(0).tolist()
+    test = examples("test", 9, (4,), [0, 1, 2])
+    parties = {
+        f"c{place}": Party(Data((Rows(pool, torch.arange(*ends[place : place + 2])),)), test, MODEL)
+        for place in range(len(counts))
+    }
+    return World(parties, MODEL)
+
+
+class TwoStreams(Streams):
+    """Two streams; on a CPU a stand-in. Whether examples of all clients were fetched at once."""
+
+    def __init__(self, experiment: Any, execution: Any, **options: Any):
+        super().__init__(experiment, replace(execution, streams=2), **options)
+        if self.device.type == "cpu":
+            self.beside = StreamSet(lambda: Stream(Recorder(tried_once)), 2)
+        assert self.beside is not None
+        self.fetched: list[bool] = []
+        plain = self.beside._pass
+
+        def watched(loops: list[Loop[Any]], ended: Any) -> None:
+            self.fetched += [isinstance(loop.batches, Fetched) for loop in loops]
+            plain(loops, ended)
+
+        self.beside._pass = watched  # type: ignore[method-assign,assignment]
+
+
+def tried_once(step: Callable[[], None]) -> Replay:
+    step()
+    return step
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_clients_whose_examples_are_fetched_at_once_come_to_the_very_same(device: str) -> None:
+    counts = [20, 18, 0, 27, 20]
+    alone, told = played(METHOD, of_one_pool(counts), 2, InProcess, device=device)
+    beside, heard = played(METHOD, of_one_pool(counts), 2, TwoStreams, device=device)
+    assert beside.fetched and all(beside.fetched)
+    for name, tensor in alone.states[SERVER].weights.items():
+        assert torch.equal(tensor, beside.states[SERVER].weights[name])
+    lost, found = (
+        [number.value for number in log.metrics if number.name == "loss"] for log in (told, heard)
+    )
+    assert found == pytest.approx(lost, rel=1e-6)

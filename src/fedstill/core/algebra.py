@@ -153,7 +153,9 @@ def not_finite_each(many: Sequence[Any], most: float = math.inf) -> list[list[st
     if not everything:
         return [[] for _ in many]
     with torch.no_grad():
-        sizes = torch.stack([n.float() for n in absolute_sum_each(everything)])
+        sums = absolute_sum_each(everything)
+        alike = len({tensor.dtype for tensor in sums}) == 1
+        sizes = torch.stack(sums if alike else [tensor.float() for tensor in sums]).float()
         sizes = sizes.isfinite() & (sizes <= most)
     fine = iter(sizes.tolist())
     cleared = [all([next(fine) for _ in tensors]) for tensors in floating]

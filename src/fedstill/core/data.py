@@ -166,7 +166,7 @@ class Plan(Batches[Batch]):
 
     @cached_property
     def _placed(self) -> Tensor:
-        return self.order.to(self.data.device)
+        return gpu.sent(self.order, self.data.device)
 
     @cached_property
     def _begins(self) -> list[int]:
@@ -208,7 +208,7 @@ class Gathering:
         ends = accumulate((len(plan) for plan in plans), initial=0)
         own = (begins[end : end + len(p)] for end, p in zip(ends, plans, strict=False))
         places = [torch.tensor(each, dtype=torch.long) for each in own]
-        self.begins = pad_sequence(places).to(self.rows.device)
+        self.begins = gpu.sent(pad_sequence(places), self.rows.device)
         largest = max(chain([0], *(plan.sizes for plan in plans)))
         self.counts = torch.arange(largest, device=self.rows.device)
         self._grouped: dict[Any, list[tuple[int, list[int]]]] = {}
@@ -220,7 +220,7 @@ class Gathering:
             if len(places) == active:
                 begins = begins[:active]
             else:
-                begins = begins[torch.tensor(places, device=begins.device)]
+                begins = begins[gpu.sent(torch.tensor(places), begins.device)]
             rows = chosen(self.rows, begins.unsqueeze(1) + self.counts[:size])
             gathered.append((places, self.pools[places[0]].take(rows)))
         return merged(gathered)
@@ -254,7 +254,7 @@ def in_pools_at_once(parts: Sequence[Rows], orders: Sequence[Tensor]) -> Tensor:
     lengths = torch.tensor([len(order) for order in orders])
     places = torch.cat(list(orders)) + shifts.repeat_interleave(lengths)
     table = torch.cat(list(tables.values()))
-    return table[places.to(table.device)]
+    return table[gpu.sent(places, table.device)]
 
 
 def merged(groups: Sequence[tuple[list[int], B]]) -> list[tuple[list[int], B]]:
@@ -373,15 +373,17 @@ class Data:
 
         With `steps` there are as many passes as so many steps need.
         """
-        none = torch.zeros(0, dtype=torch.long)
         if not len(self):
-            return Plan(self, none, [])
+            return Plan(self, torch.zeros(0, dtype=torch.long), [])
         if steps is not None:
             epochs = math.ceil(steps / math.ceil(len(self) / size))
         orders = [torch.randperm(len(self), generator=rng) for _ in range(epochs)]
         whole, rest = divmod(len(self), size)
         sizes = ([size] * whole + [rest] * bool(rest)) * epochs
         sizes = sizes[:steps]
+        if len(orders) == 1 and len(sizes) == whole + bool(rest):  # all examples once
+            return Plan(self, orders[0], sizes)
+        none = torch.zeros(0, dtype=torch.long)
         return Plan(self, torch.cat([none, *orders])[: sum(sizes)], sizes)
 
     def balanced_batches(

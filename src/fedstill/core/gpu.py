@@ -22,8 +22,11 @@ def plain_on_gpu(*tensors: Tensor) -> bool:
 
 
 def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The same on a device, without waiting until all is done there that was begun before."""
-    if torch.device(device).type != "cuda":
+    """The same on a device, without waiting until all is done there that was begun before.
+
+    What a host sends by `to` is waited for, and so is all that stands before it in the stream.
+    """
+    if torch.device(device).type != "cuda" or tensor.is_cuda or not tensor.numel():
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import (
     Annotated,
     Any,
@@ -43,6 +43,7 @@ Change = Annotated[Weights, CHANGE]
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
+@lru_cache(maxsize=2**14)
 def is_buffer(name: str) -> bool:
     """Whether a name of a state dict is a statistic rather than a trainable parameter."""
     return name.rsplit(".", 1)[-1] in _BUFFERS

@@ -4,8 +4,7 @@ A step of a small network is hundreds of launches, which take the host longer th
 the same for every batch of one shape, since objectives draw nothing and do not branch on values. So
 each shape is recorded once, over buffers that stay where they are, and a step is: copy the batch
 into its buffers, replay. Where batches of several steps can be made at once, so many steps are one
-recording; so are the steps of several loops that are alike to the number, one loop's behind the
-other's. Results are those of the plain loop; a matrix product of tensors that lie elsewhere in
+recording. Results are those of the plain loop; a matrix product of tensors that lie elsewhere in
 memory may round differently.
 """
 
@@ -60,31 +59,27 @@ class Recorder:
             try:
                 next(playing)
             except StopIteration as end:
-                ended: list[Ended] | None = end.value
-                return None if ended is None else ended[0]
+                ended: Ended | None = end.value
+                return ended
             except torch.OutOfMemoryError:  # recordings hold memory; a plain step may fit
                 self.known.clear()
                 self.notes.append("no memory to record a loop; it was run step by step")
                 return None
 
-    def playing(self, *loops: Loop[Any]) -> Generator[None, None, list[Ended] | None]:
-        """As `run`, with a rest after every step; or of several loops that are alike.
-
-        These have equal bodies, carries and givens of one shape, and batches of the same shapes.
-        """
-        first = loops[0]
-        body = first.body
-        if not worthwhile(first) or body in self.refused:
+    def playing(self, loop: Loop[Any]) -> Generator[None, None, Ended | None]:
+        """As `run`, with a rest after every step."""
+        body = loop.body
+        if not worthwhile(loop) or body in self.refused:
             return None
-        key = (body, trees.shape(first.carry), trees.shape(dict(first.given)), len(loops))
+        key = (body, trees.shape(loop.carry), trees.shape(dict(loop.given)))
         if key not in self.known:
             while len(self.known) >= self.keep:
                 self.known.popitem(last=False)
-            self.known[key] = _Recording(loops)
+            self.known[key] = _Recording(loop)
         self.known.move_to_end(key)
         try:
             return (
-                yield from self.known[key].playing(loops, Steps(first, self.compiler), self.record)
+                yield from self.known[key].playing(loop, Steps(loop, self.compiler), self.record)
             )
         except Unrecordable as error:
             del self.known[key]
@@ -94,77 +89,69 @@ class Recorder:
 
 
 class _Recording:
-    """One kind of loop, once or in a row: its buffers, and a replay for each shape of batch."""
+    """One kind of loop: its buffers, and a replay for each shape of batch."""
 
-    def __init__(self, loops: Sequence[Loop[Any]]):
-        self.carries = [trees.map_tensors(torch.clone, loop.carry) for loop in loops]
-        self.givens = [trees.map_tensors(torch.clone, dict(loop.given)) for loop in loops]
-        self.moving, self.resting = trees.tensors(self.carries), trees.tensors(self.givens)
-        self.totals = torch.zeros(len(loops), device=self.moving[0].device)
+    def __init__(self, loop: Loop[Any]):
+        self.carry = trees.map_tensors(torch.clone, loop.carry)
+        self.given = trees.map_tensors(torch.clone, dict(loop.given))
+        self.moving, self.resting = trees.tensors(self.carry), trees.tensors(self.given)
+        self.total = torch.zeros((), device=self.moving[0].device)
         self.buffers: dict[Any, list[Tensor]] = {}  # for batches whose tensors have equal shapes
         self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
 
     def playing(
-        self, loops: Sequence[Loop[Any]], steps: Steps, record: Capture
-    ) -> Generator[None, None, list[Ended]]:
-        """The loops as a whole, step by step."""
-        copy_all(self.moving, trees.tensors([loop.carry for loop in loops]))
-        copy_all(self.resting, trees.tensors([dict(loop.given) for loop in loops]))
-        self.totals.zero_()
-        done, length = 0, len(loops[0].batches)
-        supplies = [Ahead(loop.batches) for loop in loops]
+        self, loop: Loop[Any], steps: Steps, record: Capture
+    ) -> Generator[None, None, Ended]:
+        """The whole loop, step by step."""
+        copy_all(self.moving, trees.tensors(loop.carry))
+        copy_all(self.resting, trees.tensors(dict(loop.given)))
+        self.total.zero_()
+        done, length, ahead = 0, len(loop.batches), Ahead(loop.batches)
         while done < length:
-            batches = [supply.at(done) for supply in supplies]
-            if batches[0] is not None:
-                self._replay(batches, TOGETHER, steps, record)
+            batch = ahead.at(done)
+            if batch is not None:
+                self._replay(batch, TOGETHER, steps, record)
                 done += TOGETHER
             else:
-                self._replay([loop.batches[done] for loop in loops], None, steps, record)
+                self._replay(loop.batches[done], None, steps, record)
                 done += 1
             yield
         kept = [torch.empty_like(tensor) for tensor in self.moving]
         copy_all(kept, self.moving)
-        means = (self.totals / length).unbind()
-        return list(zip(trees.with_tensors(self.carries, kept), means, strict=True))
+        return trees.with_tensors(self.carry, kept), self.total / length
 
-    def _replay(
-        self, batches: list[Any], together: int | None, steps: Steps, record: Capture
-    ) -> None:
-        """One step of each loop; or some, whose batches are stacked."""
-        tensors = trees.tensors(batches)
-        shape = (together, trees.shape(batches[0]), steps.first)
+    def _replay(self, batch: Any, together: int | None, steps: Steps, record: Capture) -> None:
+        """One step; or some, whose batches are stacked."""
+        tensors, shape = trees.tensors(batch), (together, trees.shape(batch), steps.first)
         if shape not in self.replays:
-            self.replays[shape] = self._recorded(batches, tensors, together, steps, record)
+            self.replays[shape] = self._recorded(batch, tensors, together, steps, record)
         buffers, replay = self.replays[shape]
         copy_all(buffers, tensors)
         replay()
 
     def _recorded(
-        self, batches: list[Any], tensors: list[Tensor], together: int | None, steps: Steps,
-        record: Capture,
-    ) -> tuple[list[Tensor], Replay]:  # fmt: skip
+        self, batch: Any, tensors: list[Tensor], together: int | None, steps: Steps, record: Capture
+    ) -> tuple[list[Tensor], Replay]:
         """A replay; what recording does to the buffers is undone."""
         everything = [*tensors, *self.moving, *self.resting]
-        if any(tensor.device != self.totals.device for tensor in everything):
+        if any(tensor.device != self.total.device for tensor in everything):
             raise Unrecordable("a number on the host would be recorded as a constant")
         buffers = self.buffers.setdefault(
             tuple((tensor.shape, tensor.dtype) for tensor in tensors),
             [tensor.clone() for tensor in tensors],
         )
         copy_all(buffers, tensors)
-        seen = trees.with_tensors(batches, buffers)
-        changing = [*self.moving, self.totals]
+        resting = trees.with_tensors(batch, buffers)
+        changing = [*self.moving, self.total]
         before = [tensor.clone() for tensor in changing]
 
         def step() -> None:
-            for place, (carry, given) in enumerate(zip(self.carries, self.givens, strict=True)):
-                for at in [None] if together is None else range(together):
-                    batch = seen[place]
-                    one = batch if at is None else trees.map_tensors(itemgetter(at), batch)
-                    moved, loss = steps(carry, given, one)
-                    ordered = trees.map_tensors(lambda _, tensor: tensor, carry, moved)
-                    copy_all(trees.tensors(carry), trees.tensors(ordered))
-                    self.totals[place].add_(loss)
+            for at in [None] if together is None else range(together):
+                one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
+                moved, loss = steps(self.carry, self.given, one)
+                ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
+                copy_all(self.moving, trees.tensors(ordered))
+                self.total.add_(loss)
 
         replay = record(step)
         copy_all(changing, before)

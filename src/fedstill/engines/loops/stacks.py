@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.data import Batches
+from fedstill.core.gpu import sent
 from fedstill.core.loop import Loop
 from fedstill.engines.engine import functional_gradient
 from fedstill.engines.loops.compiled import Compiler
@@ -63,7 +64,7 @@ class Stack:
         self._dismiss(0)
         carries = self.done[::-1]
         steps = torch.tensor(lengths, dtype=self.total.dtype).clamp(min=1)
-        means = (self.total / steps.to(self.total.device)).unbind()
+        means = (self.total / sent(steps, self.total.device)).unbind()
         return [
             (trees.with_tensors(loop.carry, carries[i]), means[i] if lengths[i] else None)
             for i, loop in enumerate(self.loops)
@@ -92,7 +93,7 @@ class Stack:
         self, places: list[int], active: int, batch: Any, compiler: Compiler | None
     ) -> None:
         """One step of the loops at `places`; the others keep their carry."""
-        rows = torch.tensor(places, device=self.total.device)
+        rows = sent(torch.tensor(places), self.total.device)
         everyone = places == list(range(active))
         carry = self.carry if everyone else [tensor[rows] for tensor in self.carry]
         given = [(tensor if dim is None else tensor[rows], dim) for tensor, dim in self.given]

@@ -2,9 +2,7 @@
 
 One client's step seldom fills a GPU. Clients may be stacked, which needs loops of equal shapes
 and other kernels; or their recorded steps may run beside each other, each on a stream of its own,
-whatever their networks and lengths. The results are then those of `in_process`. Where there are
-many more loops than streams, those that are alike to the number are recorded some in a row: the
-host then starts several clients' steps at once.
+whatever their networks and lengths. The results are then those of `in_process`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstill.core import trees
-from fedstill.core.fetched import Fetched, fetched
+from fedstill.core.fetched import fetched
 from fedstill.core.loop import Descent, Loop
 from fedstill.core.method import Step
 from fedstill.core.node import Cache
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 STREAMS = 8  # more do not make a GPU do more, and each has memory of its own
 FETCHED_SHARE = 16  # of free memory, a part of one in so many for examples fetched at once
-ROW = 4  # loops in one recording, of a kind that comes back
 STACK = 8  # so many loops of networks that stack well are a stack
 
 
@@ -78,7 +75,6 @@ class StreamSet:
         self.count = count
         self.notes = [] if notes is None else notes
         self.streams: list[Stream] = []
-        self.met: set[int] = set()  # kinds of loops that ran before
 
     def run(self, loops: Sequence[Loop[Any]]) -> list[Ended | None]:
         """How each loop ended; None for one that must be run step by step.
@@ -100,66 +96,34 @@ class StreamSet:
         return [ended.get(place) for place in range(len(loops))]
 
     def _pass(self, loops: Sequence[Loop[Any]], ended: dict[int, Ended | None]) -> None:
-        """Longest loops first; a stream that is free takes the next one, or the next row."""
+        """Longest loops first; a stream that is free takes the next one."""
         longest = sorted(range(len(loops)), key=lambda place: -len(loops[place].batches))
-        waiting = self._rows(loops, [place for place in longest if place not in ended])
+        waiting = [place for place in longest if place not in ended]
         for stream in self.streams:
             stream.begin()
         try:
-            running: dict[int, tuple[list[int], Playing]] = {}
+            running: dict[int, tuple[int, Playing]] = {}
             while waiting or running:
                 for number, stream in enumerate(self.streams):
                     if number not in running:
                         if not waiting:
                             continue
-                        row = waiting.pop(0)
-                        running[number] = row, stream.recorder.playing(*(loops[i] for i in row))
-                    row, playing = running[number]
+                        place = waiting.pop(0)
+                        running[number] = (place, stream.recorder.playing(loops[place]))
+                    place, playing = running[number]
                     try:
                         with stream.entered():
                             next(playing)
                     except StopIteration as end:
-                        ended |= zip(row, end.value or [None] * len(row), strict=True)
+                        ended[place] = end.value
                         del running[number]
                     except torch.OutOfMemoryError:
                         raise
                     except Exception as error:
-                        if len(row) == 1:
-                            raise Failed(row[0], error) from error
-                        del running[number]  # whose fault it is shows when they run alone
-                        waiting += [[place] for place in row]
+                        raise Failed(place, error) from error
         finally:
             for stream in self.streams:
                 stream.end()
-
-    def _rows(self, loops: Sequence[Loop[Any]], places: Sequence[int]) -> list[list[int]]:
-        """Loops that are recorded in a row, since their kind comes back, and others alone."""
-        alike: dict[Any, list[int]] = {}
-        known: dict[int, Any] = {}
-        for place in places:
-            alike.setdefault(kind(loops[place], known) or place, []).append(place)
-        rows = []
-        for of_kind, found in alike.items():
-            size = in_a_row(len(found), self.count) if hash(of_kind) in self.met else 1
-            whole = len(found) // size * size
-            rows += [found[i : i + size] for i in range(0, whole, size)]
-            rows += [[place] for place in found[whole:]]
-            self.met.add(hash(of_kind))
-        return rows
-
-
-def kind(loop: Loop[Any], known: dict[int, Any]) -> Any | None:
-    """What loops have in common that may be recorded in a row; None of one that stays alone."""
-    if not isinstance(loop.batches, Fetched):
-        return None
-    given = tuple((name, trees.shape(item, known)) for name, item in loop.given.items())
-    return loop.body, trees.shape(loop.carry, known), given, tuple(loop.batches.sizes)
-
-
-def in_a_row(count: int, streams: int) -> int:
-    """How many of so many loops to record in a row, so that every stream has as much to do."""
-    waves = -(-count // (streams * ROW))
-    return max(1, count // (streams * waves))
 
 
 def prepared(loops: Sequence[Loop[Any]]) -> list[Loop[Any]]:
@@ -170,7 +134,7 @@ def prepared(loops: Sequence[Loop[Any]]) -> list[Loop[Any]]:
     return [replace(loop, batches=plan) for loop, plan in zip(loops, plans, strict=True)]
 
 
-Playing = Generator[None, None, list[Ended] | None]
+Playing = Generator[None, None, Ended | None]
 
 
 class Streams(Batched):
