@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import version
 from io import TextIOWrapper
 from traceback import format_exception
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -88,6 +89,12 @@ def options(
     SPEECH.verbose, SPEECH.quiet = verbose, quiet
 
 
+@cache
+def _built() -> Any:
+    """All commands with their options, read from the functions' hints once."""
+    return get_command(app)
+
+
 def joined_seeds(arguments: Sequence[str]) -> list[str]:
     """`--seeds 0 1 2` as one argument, so that it may stand before or after others."""
     joined: list[str] = []
@@ -103,7 +110,7 @@ def joined_seeds(arguments: Sequence[str]) -> list[str]:
 
 def check_options(arguments: Sequence[str]) -> None:
     """Say how a value of a recipe is changed to whoever writes it as an option."""
-    commands = {command.name: command for command in get_command(app).commands.values()}  # type: ignore[attr-defined]
+    commands = {command.name: command for command in _built().commands.values()}
     name = next((argument for argument in arguments if not argument.startswith("-")), None)
     if name not in commands or "overrides" not in {p.name for p in commands[name].params}:
         return
@@ -143,7 +150,7 @@ def main() -> None:
         arguments = joined_seeds(sys.argv[1:])
         check_options(arguments)
         with ranks.joined() as line:
-            app(args=arguments, prog_name="fedstill", obj=line)
+            _built()(args=arguments, prog_name="fedstill", obj=line)
     except Exception as error:
         from fedstill.core.errors import FedstillError  # imports torch, so not before it is needed
 
