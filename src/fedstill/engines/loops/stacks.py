@@ -32,7 +32,8 @@ class Stack:
         plan = self.plans[0]
         together = plan.together if isinstance(plan, Batches) else Batches.together
         self.gather = together(self.plans)
-        self.carry = trees.tensors(trees.stack([loop.carry for loop in loops]))
+        carries = trees.columns([loop.carry for loop in loops])
+        self.carry = [stacked(rows) for rows in carries]
         rows = zip(*(trees.tensors(dict(loop.given)) for loop in loops), strict=True)
         self.given = [shared_or_stacked(row) for row in rows]
         self.done: list[list[Tensor]] = []  # carries of finished loops, shortest first
@@ -223,6 +224,13 @@ class StackRecorder:
         self.kinds.move_to_end(key)
         self.kinds[key].begin(carry, given)
         return self.kinds[key]
+
+
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """Tensors along a new first axis; a common start is laid out at once."""
+    if all(row is rows[0] for row in rows):
+        return rows[0].expand(len(rows), *rows[0].shape).clone()
+    return torch.stack(list(rows))
 
 
 def shared_or_stacked(rows: Sequence[Tensor]) -> tuple[Tensor, int | None]:

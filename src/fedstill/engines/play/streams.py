@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedstill.core import trees
+from fedstill.core.data import Plan
 from fedstill.core.fetched import fetched
 from fedstill.core.loop import Descent, Loop
 from fedstill.core.method import Step
@@ -128,10 +129,12 @@ class StreamSet:
 
 def prepared(loops: Sequence[Loop[Any]]) -> list[Loop[Any]]:
     """The same loops, with the examples of all of them fetched at once as far as memory goes."""
-    carried = trees.tensors([loop.carry for loop in loops])
-    free = device_memory_left(carried[0].device) if carried else None
-    plans = fetched([loop.batches for loop in loops], (free or 0) // FETCHED_SHARE)
-    return [replace(loop, batches=plan) for loop, plan in zip(loops, plans, strict=True)]
+    plans = [loop.batches for loop in loops]
+    if sum(isinstance(plan, Plan) for plan in plans) < 2:
+        return list(loops)
+    free = device_memory_left(trees.tensors(loops[0].carry)[0].device) or 0
+    found = zip(loops, fetched(plans, free // FETCHED_SHARE), strict=True)
+    return [replace(loop, batches=plan) for loop, plan in found]
 
 
 Playing = Generator[None, None, Ended | None]
