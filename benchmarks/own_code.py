@@ -6,6 +6,7 @@ Their repositories are no part of this one. DIR has a copy of each, by these nam
     git clone https://github.com/TsingZ0/HtFLlib                   # FedProto, FedGen
     git clone https://github.com/VICO-UoE/DatasetCondensation      # distribution matching
     git clone https://github.com/clearsky0601/FL                   # DFRD/LightFed, DFRD's authors
+    pip install --no-deps --target pfl-research pfl==0.6.0         # pfl-research
 
 MNIST from --data-dir, without it the embedded digits; both sides read one split of the same arrays.
 Every system is played in a process of its own, which is forked when torch and fedstill are loaded.
@@ -23,6 +24,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,16 +57,29 @@ def ours(title: str, module: str = "beside", **changes: Any) -> Side:
 STACKED = (ours("batched", engine="batched"), ours("batched, half", engine="batched", **HALF))
 ALONE = (ours("tf32", "ours"), ours("half", "ours", **HALF))
 ROWS = {
-    "fedavg": (Side("PFLlib's FedAvg", "pfllib", {}), *STACKED),
-    "scaffold": (Side("PFLlib's SCAFFOLD", "pfllib", {}), STACKED[0]),
-    "fedproto": (Side("HtFLlib's FedProto", "htfllib", {}), STACKED[0]),
-    "fedgen": (Side("HtFLlib's FedGen", "htfllib", {}), STACKED[0]),
-    "matching": (Side("the authors' main_DM.py", "dm_authors", {}), *ALONE),
+    "fedavg": (
+        Side("PFLlib FedAvg", "pfllib", {}),
+        *STACKED,
+        Side("pfl-research", "pfl_copy", {}),
+    ),
+    "scaffold": (Side("PFLlib SCAFFOLD", "pfllib", {}), STACKED[0]),
+    "fedproto": (Side("HtFLlib FedProto", "htfllib", {}), STACKED[0]),
+    "fedgen": (Side("HtFLlib FedGen", "htfllib", {}), STACKED[0]),
+    "matching": (Side("main_DM.py of its authors", "dm_authors", {}), *ALONE),
     "lessons": (
-        Side("the authors' DFRD server", "dfrd_authors", {}),
+        Side("DFRD server of its authors", "dfrd_authors", {}),
         ours("tf32", "dfrd_beside", engine="in_process"),
         ours("half", "dfrd_beside", engine="in_process", **HALF),
     ),
+}
+
+LABELS = {
+    "fedavg": "FedAvg, two convolutions, 20 of 100 clients",
+    "scaffold": "SCAFFOLD, two convolutions, 20 of 100 clients",
+    "fedproto": "FedProto, two convolutions, ten clients of at most 600 images",
+    "fedgen": "FedGen, a linear network, ten clients of at most 600 images",
+    "matching": "Distribution matching, 256 real and 50 synthetic images a class, width 128",
+    "lessons": "DFRD's server, ten conv4 teachers, ten turns of 5 + 1 steps, batch 64",
 }
 
 
@@ -86,8 +101,8 @@ def main() -> None:
         importlib.import_module(f"systems.{name}")
     foreign.importable("torchvision")  # what takes long to load is loaded once
     found: dict[str, Any] = {
-        "table": "own_code", "when": time.strftime("%Y-%m-%d"), "small": options.small,
-        "seeds": options.seeds, "device": options.device, "rows": [],
+        "table": "own_code", "baseline": "", "when": time.strftime("%Y-%m-%d"),
+        "small": options.small, "seeds": options.seeds, "device": options.device, "rows": [],
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
@@ -147,64 +162,68 @@ def exported(work: Work, path: Path) -> Path:
 
 
 def measured(name: str, work: Work, options: argparse.Namespace) -> dict[str, Any]:
-    """Everybody's runs of one row."""
-    sides = []
+    """Everybody's runs of one row, as page.py reads them."""
+    systems = []
     for side in ROWS[name]:
         told = replace(work, **side.changes)
-        runs = forked(
-            side, [replace(told, seed=seed) for seed in range(options.seeds)], options.limit
+        runs, why = forked(
+            side, [replace(told, seed=at) for at in range(options.seeds)], options.limit
         )
-        sides.append({"title": side.title, "runs": runs})
-        said = [
-            run.get("failed") or f"{median_ms(run):.2f} ms, {100 * (run['accuracy'] or 0):.2f} %"
-            for run in runs
-        ]
-        print(f"{name} · {side.title}: {'; '.join(said)}", flush=True)
+        systems.append({"system": side.title, "title": side.title, "runs": runs, "skipped": why})
+        parts = work.rounds if work.per_class else 1
+        said = [f"{median_ms(run) / parts:.2f} ms, {100 * run['accuracy']:.2f} %" for run in runs]
+        print(f"{name} · {side.title}: {'; '.join([*said, why or ''])}", flush=True)
     hidden = ("data", "data_dir", "code", "launched", "seed", "engine", "precision", "device")
-    shown = {key: value for key, value in vars(work).items() if key not in hidden}
-    return {"row": name, "work": shown, "sides": sides}
+    return {
+        "label": LABELS[name], "unit": "an iteration" if work.per_class else "a round",
+        "parts": work.rounds if work.per_class else 1, "baseline": systems[0]["system"],
+        "work": {key: value for key, value in vars(work).items() if key not in hidden},
+        "systems": systems,
+    }  # fmt: skip
 
 
 def median_ms(run: dict[str, Any]) -> float:
-    """Milliseconds of a round or an iteration, without the first round."""
+    """Milliseconds of a timed piece, without the first of several."""
     seconds = run["seconds"]
-    return 1000 * float(np.median(seconds[1:] or seconds)) / run.get("parts", 1)
+    return 1000 * float(np.median(seconds[1:] or seconds))
 
 
-def forked(side: Side, works: Sequence[Work], limit: int) -> list[dict[str, Any]]:
-    """What came of the runs in a process of their own, one after the other."""
+def forked(
+    side: Side, works: Sequence[Work], limit: int
+) -> tuple[list[dict[str, Any]], str | None]:
+    """What came of runs in a process of their own, one after the other; and why not of all."""
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=played, args=(side.module, works, theirs))
+    process = context.Process(target=played, args=(side.module, works, theirs), daemon=True)
     process.start()
     theirs.close()
     runs: list[dict[str, Any]] = []
-    ended = time.monotonic() + limit
-    while len(runs) < len(works):
-        try:
-            if not mine.poll(max(0.0, ended - time.monotonic())):
-                runs.append({"failed": f"took more than {limit} s"})
-                break
-            runs.append(json.loads(mine.recv_bytes()))
-        except EOFError:
-            runs.append({"failed": "the process ended"})
+    end = time.monotonic() + limit
+    why = None
+    while len(runs) < len(works) and why is None:
+        if not mine.poll(max(0.0, end - time.monotonic())):
+            why = f"took more than {limit} s"
+            process.kill()
             break
-    if process.is_alive() and len(runs) < len(works) + 1 and runs and "failed" in runs[-1]:
-        process.kill()
+        try:
+            found = json.loads(mine.recv_bytes())
+        except EOFError:
+            found = {"failed": "its process ended"}
+        why = found.get("failed")
+        runs += [] if why else [found]
     process.join(30)
-    return runs
+    return runs, why
 
 
 def played(module: str, works: Sequence[Work], answers: Connection) -> None:
     """In the process: run after run, each answered as JSON."""
     system = importlib.import_module(f"systems.{module}")
+    versions = {package: version(package) for package in system.VERSIONS}
     for work in works:
         try:
             with redirect_stdout(StringIO()):  # others say much
                 found = system.run(replace(work, launched=time.time()))
-            found["seed"] = work.seed
-            if work.per_class:
-                found["parts"] = work.rounds
+            found |= {"seed": work.seed, "versions": versions}
         except (Exception, SystemExit) as error:
             traceback.print_exc(limit=-4)
             found = {"failed": f"{type(error).__name__}: {error}"[:300]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import population
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 RESULTS = HERE / "results"
-TABLES = ("overhead", "small", "cifar10", "matching")
+TABLES = ("overhead", "small", "cifar10", "matching", "own_code")
+WIDTH = 110  # of a line that is no table's
 NOISE = 0.005  # of accuracy, that is never called a difference
 Table = Mapping[str, Any]
 
@@ -28,7 +30,9 @@ def main() -> None:
         text = filled(text, name, side_by_side(read(RESULTS / f"{name}.json")))
     text = filled(text, "bench", own_numbers(RESULTS / "bench"))
     text = filled(text, "profile", profiles(read(RESULTS / "profile.json")))
+    text = filled(text, "two_cores", two_cores(read(RESULTS / "two_cores.json")))
     text = filled(text, "population", populations(read(RESULTS / "population.json")))
+    text = filled(text, "peers", populations(read(RESULTS / "population-peers.json")))
     PAGE.write_text(text, encoding="utf-8")
     print(f"→ {PAGE}")
 
@@ -45,7 +49,16 @@ def filled(page: str, name: str, made: str) -> str:
         raise SystemExit(f"{PAGE.name} needs the lines {begin} and {end} once each, in this order")
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
-    return f"{before}{begin}\n{made}\n{end}{after}"
+    return f"{before}{begin}\n{wrapped(made)}\n{end}{after}"
+
+
+def wrapped(made: str) -> str:
+    """Sentences in lines of the page's width; tables as they are."""
+    lines = [
+        line if line.startswith("|") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
+        for line in made.splitlines()
+    ]
+    return "\n".join(lines)
 
 
 def side_by_side(found: Table | None) -> str:
@@ -54,7 +67,8 @@ def side_by_side(found: Table | None) -> str:
         return "Not measured yet."
     parts = [measured_on(found)]
     for row in found["rows"]:
-        baseline = next(s for s in row["systems"] if s["system"] == found["baseline"])
+        compared = row.get("baseline", found["baseline"])
+        baseline = next(s for s in row["systems"] if s["system"] == compared)
         noise = seed_noise(row["systems"])
         lines = [line(row, system, baseline, noise) for system in row["systems"]]
         parts.append(f"**{row['label']}**; ms for {row['unit']}\n\n{markdown(lines)}")
@@ -71,6 +85,26 @@ def populations(found: Table | None) -> str:
     said += f" with one thread; load {begun:.1f} at the beginning and {ended:.1f} at the end. "
     said += f"Medians over {turns} turns; a ratio is taken within a turn, then its median."
     return f"{said}\n\n{population.table(found)}"
+
+
+def two_cores(found: Table | None) -> str:
+    """fedstill beside a plain loop, in processor time."""
+    if found is None:
+        return "Not measured yet."
+    at = found["machine"]
+    lines = [
+        {
+            "one time is for": row["what"], "engine": f"`{row['engine']}`",
+            "fedstill, ms": number(row["ours_ms"]), "plain loop, ms": number(row["plain_ms"]),
+            "ratio": f"{row['ratio']:.2f}",
+        }
+        for row in found["rows"]
+    ]  # fmt: skip
+    said = (
+        f"Measured {found['when']} on {at['cpu']}, torch {at['torch']}, one thread; the least of "
+    )
+    said += f"{found['repeat']} repetitions."
+    return f"{said}\n\n{markdown(lines)}"
 
 
 def measured_on(found: Table) -> str:
@@ -208,10 +242,11 @@ def profiles(found: Table | None) -> str:
         busy = sum(told["us"] for told in loop["kinds"].values())
         lines.append({"kernels": "all", "µs": number(busy)})
         least = loop["floor"]
+        memory = "" if least["memory"] is None else f", {number(least['memory'])} µs of memory"
         parts.append(
-            f"**{loop['loop']}**, {loop['title']}: {number(loop['us'])} µs on the clock for a step "
-            f"of a client; floor {number(least['arithmetic'])} µs of arithmetic, "
-            f"{number(least['memory'])} µs of memory\n\n{markdown(lines)}"
+            f"**{loop['loop']}**, {loop['title']}: {number(loop['us'])} µs on the clock for "
+            f"{loop.get('unit', 'a step of a client')}; floor {number(least['arithmetic'])} µs of "
+            f"arithmetic{memory}\n\n{markdown(lines)}"
         )
     return "\n\n".join(parts)
 

@@ -1,11 +1,13 @@
 """How memory and the time of a round grow with the population, the same clients awake.
 
     python benchmarks/population.py
+    python benchmarks/population.py --method desa --topology ring --populations 10 100 1000
 
 Runs one method on made-up images that are split over more and more clients, ten examples each, of
-whom fifty are awake in a round. Every run is complete, with its folder, rows and checkpoints, and
-has a process of its own. Populations take turns, so that a busy machine is busy for all of them.
-Prints a table, and writes every number with versions and hardware to a JSON file.
+whom fifty are awake in a round; with a topology all of them are. Every run is complete, with its
+folder, rows and checkpoints, and has a process of its own. Populations take turns, so that a busy
+machine is busy for all of them. Prints a table, and writes every number with versions and hardware
+to a JSON file.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ import numpy as np
 EXAMPLES = 10  # of each client
 CLASSES = 10
 TESTS = 500  # examples of the one test set
+PEERS = {  # DeSA's anchors, small
+    "per_class": 1, "steps": 2, "real_batch": 4, "synthesis_width": 4, "combination": "neighbour",
+}  # fmt: skip
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -45,8 +50,8 @@ def main() -> None:
         for clients in options.populations
     ]
     result = {
-        "what": f"{options.method}, {options.awake} clients awake in each of {options.rounds} "
-        f"rounds, {EXAMPLES} examples each, one test set of {TESTS}; "
+        "what": f"{options.method}, {options.topology or options.awake} clients awake in each of "
+        f"{options.rounds} rounds, {EXAMPLES} examples each, one test set of {TESTS}; "
         f"MLP with {options.hidden} hidden units",
         "memory_limit": options.memory_limit,
         "hardware": hardware(),
@@ -70,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3, help="runs of each population")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--hidden", type=int, default=32, help="units of the network")
+    parser.add_argument("--topology", help="of peers, who are all awake, e.g. ring")
     parser.add_argument("--memory-limit", type=int, help="engine.memory_limit, in bytes")
     parser.add_argument("--out", type=Path, default=RESULTS / "population.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -83,7 +89,7 @@ def in_a_process(clients: int, options: argparse.Namespace) -> dict[str, Any]:
         asked = {
             "clients": clients, "awake": options.awake, "rounds": options.rounds,
             "method": options.method, "hidden": options.hidden,
-            "memory_limit": options.memory_limit, "folder": folder,
+            "memory_limit": options.memory_limit, "folder": folder, "topology": options.topology,
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, __file__, "--measure", json.dumps(asked)],
@@ -114,6 +120,12 @@ def measured(asked: dict[str, Any]) -> dict[str, Any]:
 
     folder = Path(asked["folder"])
     engine = {} if asked["memory_limit"] is None else {"memory_limit": asked["memory_limit"]}
+    joined = (
+        {"sample": asked["awake"]} if asked["topology"] is None else {"topology": asked["topology"]}
+    )
+    method = {"name": asked["method"], "lr": 0.05, "batch_size": EXAMPLES}
+    if asked["topology"] is not None:
+        method |= PEERS
     (recipe,) = config.checked(
         {
             "run": {
@@ -126,8 +138,8 @@ def measured(asked: dict[str, Any]) -> dict[str, Any]:
                 "partition": {"kind": "iid", "clients": asked["clients"]},
             },
             "models": {"name": "mlp", "hidden": [asked["hidden"]]},
-            "federation": {"sample": asked["awake"]},
-            "method": {"name": asked["method"], "lr": 0.05, "batch_size": EXAMPLES},
+            "federation": joined,
+            "method": method,
             "engine": engine,
         }
     )  # fmt: skip

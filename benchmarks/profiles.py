@@ -1,7 +1,8 @@
-"""Where the time of the three loops goes on a GPU: python benchmarks/profiles.py
+"""Where the time of six loops goes on a GPU: python benchmarks/profiles.py
 
-Kernels of one step of one client, by kind, beside the least that the arithmetic and the memory
-of the GPU allow. The loops are those of `fedstill bench`, in half precision.
+Kernels of one step of one client, or of a whole round, by kind, beside the least that the
+arithmetic and the memory of the GPU allow. The loops are those of `fedstill bench`, in half
+precision; rounds are shortened, since a profile takes longer to read than to make.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 from fedstill.commands import bench
 from fedstill.commands.bench import Case
 from fedstill.commands.bench_work import CLASSES, SHAPE, Sizes, repetition
-from fedstill.engines.execution import engine_of
+from fedstill.engines.execution import Execution, engine_of
+from fedstill.engines.play.rehearsal import Rehearsal
+from fedstill.federation.clock import Clock
 from fedstill.federation.experiment import Experiment
 
 HERE = Path(__file__).resolve().parent
@@ -37,7 +40,11 @@ CASES = {
     "matching": Case("in_process", True, 1, "half"),
     "local-step": Case("batched", True, 50, "half"),
     "small-step": Case("batched", True, 200, "half"),
+    "lessons": Case("in_process", True, 10, "half"),
+    "peers": Case("streams", True, 5, "half"),
+    "sets": Case("streams", True, 10, "half"),
 }
+SHORT = {"matching": 20, "lessons": 4, "peers": 24, "sets": 20}  # steps; the others are short
 
 
 @dataclass(frozen=True)
@@ -45,22 +52,26 @@ class Floor:
     """The least time of a step of a client, in microseconds."""
 
     arithmetic: float
-    memory: float
+    memory: float | None  # None: not counted, where maps of several networks pass
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--small", action="store_true", help="on a CPU, to see that it works")
+    parser.add_argument("loops", nargs="*", default=list(CASES), metavar="LOOP",
+                        help=", ".join(CASES))  # fmt: skip
     options = parser.parse_args()
     device = torch.device("cpu" if options.small else "cuda")
-    loops = [profiled(name, case, device) for name, case in CASES.items()]
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "profile.json"
+    loops: list[dict[str, Any]] = []
     found = {
         "when": time.strftime("%Y-%m-%d"), "machine": bench.machine(), "peak": PEAK, "loops": loops,
     }  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "profile.json"
-    path.write_text(json.dumps(found) + "\n")
+    for name in options.loops:
+        loops.append(profiled(name, CASES[name], device))
+        path.write_text(json.dumps(found) + "\n")  # what is measured is kept if a later one fails
     print(f"→ {path}")
 
 
@@ -70,7 +81,8 @@ def profiled(name: str, case: Case, device: torch.device) -> dict[str, Any]:
     small = device.type == "cpu"
     sizes = benchmark.sizes(small)
     case = replace(case, clients=min(case.clients, sizes.clients), record=not small)
-    sizes = replace(sizes, clients=case.clients)
+    steps = sizes.steps if small else SHORT.get(name, sizes.steps)
+    sizes = replace(sizes, clients=case.clients, steps=steps)
     experiment = Experiment(benchmark.method(sizes), benchmark.crowd(sizes, device))
     execution = case.execution(device)
     engine = engine_of(experiment, execution)
@@ -83,20 +95,21 @@ def profiled(name: str, case: Case, device: torch.device) -> dict[str, Any]:
             began = bench.now(device)
             play(2)
             seconds = bench.now(device) - began
-    steps = sizes.clients * sizes.steps
+    units = sizes.clients * sizes.steps if benchmark.unit == "step" else 1
     kernels = [
         {
             "name": event.key,
-            "us": (event.cpu_time_total if small else event.device_time_total) / steps,
-            "launches": event.count / steps,
+            "us": (event.cpu_time_total if small else event.device_time_total) / units,
+            "launches": event.count / units,
         }
         for event in seen.key_averages()
     ]
     kernels.sort(key=lambda kernel: -kernel["us"])
-    print(f"{name}: {1e6 * seconds / steps:.1f} us a step of a client", flush=True)
+    unit = "a step of a client" if benchmark.unit == "step" else f"{steps} steps of a round"
+    print(f"{name}: {1e6 * seconds / units:.1f} us for {unit}", flush=True)
     return {
         "loop": name, "title": case.title, "what": benchmark.what, "sizes": asdict(sizes),
-        "us": 1e6 * seconds / steps, "floor": asdict(floor(name, sizes)),
+        "unit": unit, "us": 1e6 * seconds / units, "floor": asdict(floor(name, sizes, device)),
         "kinds": by_kind(kernels), "kernels": kernels[:40],
     }  # fmt: skip
 
@@ -111,7 +124,35 @@ def by_kind(kernels: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return kinds
 
 
-def floor(name: str, sizes: Sizes) -> Floor:
+def floor(name: str, sizes: Sizes, device: torch.device) -> Floor:
+    """The least time: by the shapes of a ConvNet, or of whatever loops a round has."""
+    if bench.BENCHMARKS[name].unit == "step":
+        return floor_of_step(name, sizes)
+    return Floor(1e6 * operations(name, sizes, device) / PEAK["arithmetic"], None)
+
+
+def operations(name: str, sizes: Sizes, device: torch.device) -> float:
+    """Floating-point operations of a repetition's loops, counted by their shapes."""
+    benchmark = bench.BENCHMARKS[name]
+    crowd = benchmark.crowd(sizes, device)
+    experiment = Experiment(benchmark.method(sizes), crowd, clock=Clock(speed=1.0))
+    counted: list[float] = []
+
+    class Counted(Rehearsal):
+        def play(self, *given: Any) -> Any:
+            outcomes = super().play(*given)
+            counted.append(sum(got.work.operations for got in outcomes.values() if got.work))
+            return outcomes
+
+    execution = Execution("in_process", str(device))
+    with execution.applied(experiment.networks):
+        play = repetition(Counted(experiment, execution), benchmark.unit)
+        counted.clear()
+        play(1)
+    return sum(counted)
+
+
+def floor_of_step(name: str, sizes: Sizes) -> Floor:
     """Multiplications, and maps written and read once, at the GPU's best.
 
     A ConvNet's maps before pooling are written by the convolution and read by the norm; pooled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fedstill.parts import augment
@@ -13,9 +15,14 @@ VERSIONS = ("torch",)
 
 def run(work: Work) -> dict[str, object]:
     task = Task(work)
+    return task.timed(iteration(task))
+
+
+def iteration(task: Task) -> Callable[[], None]:
+    """One step of the images."""
     classes = range(len(task.by_class))
 
-    def iteration() -> None:
+    def moved() -> None:
         network = task.network()
         draws, name = task.augmentation(len(task.by_class))
         real = augment.apply(torch.stack([task.real(c) for c in classes]), draws, only=name)
@@ -25,4 +32,4 @@ def run(work: Work) -> dict[str, object]:
         means = network(synthetic.flatten(0, 1)).reshape(*synthetic.shape[:2], -1).mean(1)
         task.move((targets - means).square().sum())
 
-    return task.timed(iteration)
+    return moved

@@ -36,6 +36,13 @@ def test_only_what_stands_between_the_marks_changes():
     assert page.filled(after, "small", "new") == after
 
 
+def test_sentences_are_wrapped_and_tables_are_not():
+    words, row = "some words " * 20, "| " + "a cell " * 30 + "|"
+    lines = page.wrapped(f"{words}\n\n{row}").splitlines()
+    assert max(map(len, lines[:-2])) <= page.WIDTH and lines[-2:] == ["", row]
+    assert " ".join(lines[:-2]) == words.strip()
+
+
 @pytest.mark.parametrize("text", ["", "<!-- end: small --><!-- made: small -->"])
 def test_a_page_without_the_marks_is_refused(text):
     with pytest.raises(SystemExit, match="made: small"):
@@ -44,7 +51,7 @@ def test_a_page_without_the_marks_is_refused(text):
 
 def test_the_page_of_the_project_has_all_marks():
     text = page.PAGE.read_text(encoding="utf-8")
-    for name in (*page.TABLES, "bench", "profile", "population"):
+    for name in (*page.TABLES, "bench", "profile", "population", "peers", "two_cores"):
         assert "a table put here" in page.filled(text, name, "a table put here")
 
 
@@ -63,6 +70,19 @@ def test_a_time_of_another_accuracy_does_not_count():
     assert noise == pytest.approx(0.01)
     assert page.agreement(near, PLAIN, noise) == "yes"
     assert page.agreement(far, PLAIN, noise) == "no"
+
+
+def test_a_row_may_have_a_baseline_of_its_own():
+    found = table(PLAIN, system("theirs", [0.91, 0.91, 0.91], seconds=(9.0, 4.0)))
+    found["rows"][0]["baseline"] = "theirs"
+    assert "| the plain | 2000 | 1000 – 3000 | 0.50 × |" in page.side_by_side(found)
+
+
+def test_a_processors_ratio_stands_beside_both_times():
+    row = {"what": "a step", "engine": "auto", "ours_ms": 3.0, "plain_ms": 4.0, "ratio": 0.75}
+    at = {"cpu": "a CPU", "torch": "2.13"}
+    found = {"when": "2026-01-01", "machine": at, "repeat": 5, "rows": [row]}
+    assert "| a step | `auto` | 3 | 4 | 0.75 |" in page.two_cores(found)
 
 
 def test_one_seed_is_not_judged():

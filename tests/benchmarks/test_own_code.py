@@ -1,0 +1,91 @@
+"""Other systems' own code: how it is found, split, played apart, and what it is set beside."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+
+import own_code
+import profiles
+from fedstill.commands.bench_work import BENCHMARKS
+from systems import beside, foreign
+from work import Work, load
+
+WORK = Work("two-conv", 3, 3, 1, batch=10, data_name="digits5")
+
+
+def test_a_package_that_is_not_here_is_stood_in_for_and_others_are_not():
+    assert foreign.stood_in(["json", "no_such_package.inner"]) == ["no_such_package.inner"]
+    from no_such_package.inner import anything
+
+    assert anything is not None and not isinstance(sys.modules["json"], foreign.StandIn)
+    for name in ("no_such_package", "no_such_package.inner"):
+        del sys.modules[name]
+
+
+def test_what_was_found_in_a_copy_is_forgotten_afterwards(tmp_path):
+    for copy, answer in (("one", 1), ("other", 2)):
+        (tmp_path / copy).mkdir()
+        (tmp_path / copy / "common_name.py").write_text(f"ANSWER = {answer}")
+        with foreign.searched(tmp_path / copy):
+            import common_name
+
+            assert answer == common_name.ANSWER
+    assert "common_name" not in sys.modules
+
+
+def test_a_missing_copy_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="PFLlib is not there"):
+        foreign.folder(replace(WORK, code=str(tmp_path)), "PFLlib")
+
+
+@pytest.mark.parametrize(("examples", "most", "used"), [(57, 0, 50), (57, 40, 40), (7, 0, 10)])
+def test_clients_hold_whole_batches(examples, most, used):
+    assert beside.whole_batches(examples, replace(WORK, most=most)) == used
+
+
+def test_both_sides_read_one_split(tmp_path):
+    sites = beside.everybody(WORK).sites
+    path = own_code.exported(WORK, tmp_path / "split.npz")
+    held = load(str(path)).rows
+    assert [len(rows) % 10 for rows in held] == [0, 0, 0]
+    assert [rows.tolist() for rows in held] == [site.rows.tolist() for site in sites]
+
+
+def played(monkeypatch, run, works, limit=20):
+    system = ModuleType("systems.fake")
+    system.VERSIONS, system.run = ("torch",), run
+    monkeypatch.setitem(sys.modules, "systems.fake", system)
+    return own_code.forked(own_code.Side("a fake", "fake", {}), works, limit)
+
+
+def test_runs_are_answered_from_a_process_of_their_own(monkeypatch):
+    works = [replace(WORK, seed=seed) for seed in (0, 1)]
+    runs, why = played(monkeypatch, lambda work: {"seconds": [work.seed + 1.0]}, works)
+    assert why is None and [run["seconds"] for run in runs] == [[1.0], [2.0]]
+
+
+def test_what_failed_or_took_too_long_is_said_and_what_was_done_is_kept(monkeypatch):
+    def failing(work):
+        if work.seed:
+            raise ValueError("no more")
+        return {"seconds": [1.0]}
+
+    works = [replace(WORK, seed=seed) for seed in (0, 1, 2)]
+    runs, why = played(monkeypatch, failing, works)
+    assert len(runs) == 1 and why == "ValueError: no more"
+    runs, why = played(monkeypatch, lambda work: time.sleep(60), works, limit=1)
+    assert runs == [] and why == "took more than 1 s"
+
+
+def test_a_floor_counts_every_loop_of_a_round():
+    sizes, device = BENCHMARKS["average"].small, torch.device("cpu")
+    twice = replace(sizes, clients=2 * sizes.clients)
+    counted = profiles.operations("average", sizes, device)
+    assert counted > 0 and profiles.operations("average", twice, device) == 2 * counted
+    assert profiles.floor("average", sizes, device).memory is None
