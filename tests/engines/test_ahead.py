@@ -81,15 +81,15 @@ MODEL = MLP((4,), CLASSES, hidden=(8,))
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def of_one_pool(counts: list[int]) -> World:
+def of_one_pool(counts: list[int], device: str) -> World:
     """Clients with so many examples, one's rows behind the other's."""
     everything = examples("all", sum(counts), (4,), [0, 1, 2]).all()
-    pool, ends = Pool(*everything), torch.tensor([0, *counts]).cumsum(0).tolist()
+    pool, ends = Pool(*everything).to(device), torch.tensor([0, *counts]).cumsum(0).tolist()
     test = examples("test", 9, (4,), [0, 1, 2])
-    parties = {
-        f"c{place}": Party(Data((Rows(pool, torch.arange(*ends[place : place + 2])),)), test, MODEL)
-        for place in range(len(counts))
-    }
+    parties = {}
+    for place in range(len(counts)):
+        rows = torch.arange(*ends[place : place + 2], device=device)
+        parties[f"c{place}"] = Party(Data((Rows(pool, rows),)), test, MODEL)
     return World(parties, MODEL)
 
 
@@ -116,11 +116,11 @@ def tried_once(step: Callable[[], None]) -> Replay:
     return step
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=NEEDS_GPU)])
 def test_clients_whose_examples_are_fetched_at_once_come_to_the_very_same(device: str) -> None:
     counts = [20, 18, 0, 27, 20]
-    alone, told = played(METHOD, of_one_pool(counts), 2, InProcess, device=device)
-    beside, heard = played(METHOD, of_one_pool(counts), 2, TwoStreams, device=device)
+    alone, told = played(METHOD, of_one_pool(counts, device), 2, InProcess, device=device)
+    beside, heard = played(METHOD, of_one_pool(counts, device), 2, TwoStreams, device=device)
     assert beside.fetched and all(beside.fetched)
     for name, tensor in alone.states[SERVER].weights.items():
         assert torch.equal(tensor, beside.states[SERVER].weights[name])
