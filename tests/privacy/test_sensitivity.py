@@ -17,7 +17,7 @@ from fedstill.core.convolutions import by_example
 from fedstill.core.release import ClippedGradient, Sampled, class_sums, clipped
 from fedstill.engines.engine import autograd_gradient
 from fedstill.parts.distribution_matching import Iteration
-from fedstill.parts.released import ClippedGroups, Noised
+from fedstill.parts.published import ClippedGroups, Noised
 
 numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
     [0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 3e38]

@@ -14,7 +14,8 @@ from fedstill.core import SGD, Data, Lazy, Model, Node, Weights, minimize, trees
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
-from fedstill.parts.released import Aim, Releasing, published
+from fedstill.parts.published import published
+from fedstill.parts.released import Aim, Releasing
 from fedstill.parts.synthetic_sets import SyntheticSet
 
 Outputs = Literal["features", "logits", "both", "stages", "stages and logits"]

@@ -12,8 +12,8 @@ from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import PROMISE, Privacy
 
 NO_PROMISE = (
-    "none: the papers' mechanism clips the gradient of a batch instead of each record's share in "
-    "it, and counts neither steps nor rounds; it is here for comparison alone"
+    "none: the papers' mechanism clips the gradient of many records together instead of each "
+    "record's share in it, and counts neither steps nor rounds; it is here for comparison alone"
 )
 
 
