@@ -150,6 +150,18 @@ def test_many_tensors_at_once_are_as_one_by_one() -> None:
     assert [t.tolist() for t in right] == [[1.0, -2.0], 3.0]
 
 
+def test_few_large_tensors_go_one_by_one_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_internals, "LARGE", 2)
+    left, right = [torch.tensor([1.0, -2.0])], [torch.tensor([1.0, 1.0])]
+    assert torch_internals.few_and_large(left)
+    assert not torch_internals.few_and_large([torch.tensor(3.0)])
+    assert not torch_internals.few_and_large(5 * left)
+    assert torch_internals.times_each(left, 2.0)[0].tolist() == [2.0, -4.0]
+    assert torch_internals.sum_each(left, right)[0].tolist() == [2.0, -1.0]
+    torch_internals.copy_each(right, left)
+    assert right[0].tolist() == [1.0, -2.0]
+
+
 def test_results_of_operations_are_shown_while_one_looks() -> None:
     shown: list[list[float]] = []
     with torch_internals.looking_at_results(lambda made: shown.extend(t.tolist() for t in made)):

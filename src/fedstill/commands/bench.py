@@ -133,7 +133,10 @@ def cases(
         halves = [replace(case, precision="half") for case in alone if case.record]
         return [*alone, *more, *halves]
     if benchmark.unit in ("round", "scores"):
-        return _of_rounds(sizes.clients, device, compile)
+        found = _of_rounds(sizes.clients, device, compile)
+        if benchmark.unit == "scores" and device.type == "cuda":
+            found.append(Case("streams", True, sizes.clients, "half_throughout"))
+        return found
     one_by_one = 1 if benchmark.alone else sizes.clients
     found = [Case("in_process", False, one_by_one)]
     # A single loop is not stacked: it would be the row above once more.

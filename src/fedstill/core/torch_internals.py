@@ -90,13 +90,29 @@ def in_gradient_of_examples() -> bool:
     return levels[-2:] == [kinds.Vmap, kinds.Grad] and levels.count(kinds.Grad) == 1
 
 
+FEW, LARGE = 4, 2**16  # tensors; numbers of one
+
+
+def few_and_large(tensors: Sequence[Tensor]) -> bool:
+    """Whether an operation of each is better than one for all.
+
+    That shares its work out in pieces of `LARGE` numbers, which of a few tensors are too few to
+    keep a GPU busy.
+    """
+    return len(tensors) <= FEW and all(tensor.numel() >= LARGE for tensor in tensors)
+
+
 def times_each(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
     """Each tensor times a factor, in one operation for all; not for wrapped tensors."""
+    if few_and_large(tensors):
+        return [tensor * factor for tensor in tensors]
     return list(torch._foreach_mul(tensors, factor))
 
 
 def sum_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     """Each tensor plus its counterpart, in one operation for all; not for wrapped tensors."""
+    if few_and_large(left):
+        return [a + b for a, b in zip(left, right, strict=True)]
     return list(torch._foreach_add(left, right))
 
 
@@ -127,6 +143,10 @@ def absolute_sum_each(tensors: list[Tensor]) -> list[Tensor]:
 
 def copy_each(places: list[Tensor], values: list[Tensor]) -> None:
     """Write each value into its place, in one operation for all."""
+    if few_and_large(places):
+        for place, value in zip(places, values, strict=True):
+            place.copy_(value)
+        return
     torch._foreach_copy_(places, values)
 
 

@@ -106,7 +106,7 @@ class Execution:
 
     def notes(self, networks: Iterable[Model]) -> list[str]:
         """What is not computed as asked for."""
-        if self.precision != "half":
+        if self.precision not in precision.HALVES:
             return []
         if self.torch_device.type != "cuda":
             return ["half precision is for a GPU; on a CPU all is single precision"]

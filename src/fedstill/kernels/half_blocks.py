@@ -19,12 +19,15 @@ from torch.autograd.function import once_differentiable
 
 from fedstill.kernels.blocks import EPS
 
+FIRST_GROUP = 32  # channels that the first block makes at a time; the best of some on an H200
+TILT_GROUP = 32  # channels of a program that sums over an image for the first block's gradient
+
 
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor, *, last: bool = False) -> Tensor:
     """avg_pool2d(relu(instance_norm(maps) * scale + shift), 2) for [image, channel, y, x].
 
-    What comes out of the `last` block is in single precision and lies channel by channel. There is
-    a gradient for maps, none for the rest.
+    What comes out has the maps' precision; that of the `last` block is in single precision and lies
+    channel by channel. There is a gradient for maps in half precision, none for the rest.
     """
     with torch.cuda.device(maps.device):
         if torch.is_grad_enabled():
@@ -141,7 +144,7 @@ def _forward(
     """The pooled maps, and each map's mean and inverse deviation."""
     images, channels, height, width = maps.shape
     shape = (images, channels, height // 2, width // 2)
-    pooled = scale.new_empty(shape) if last else _empty_by_pixel(shape, maps)
+    pooled = scale.new_empty(shape) if last else _empty_by_pixel(shape, maps, maps.dtype)
     mean, factor = scale.new_empty(images, channels), scale.new_empty(images, channels)
     places, group, warps = norm_tiles(channels, height, width)
     _norm_relu_pool[(images * triton.cdiv(channels, group),)](
@@ -181,8 +184,8 @@ def _first_forward(
     mean, factor = scale.new_empty(count, channels), scale.new_empty(count, channels)
     places = _first_places(high * wide)
     _first_block[(count,)](
-        images, weight, scale, shift, pooled, mean, factor, counts, channels, EPS, counted,
-        inputs, height, width, padding, _taps(inputs), places, 16, 128,
+        images, weight, scale, shift, pooled, mean, factor, counts, mean, count, 0, channels, EPS,
+        counted, False, inputs, height, width, padding, _taps(inputs), places, FIRST_GROUP, 128,
         num_warps=8 if places > 64 else 4, num_stages=1, maxnreg=128,
     )  # fmt: skip
     return pooled, mean, factor, counts
@@ -196,15 +199,16 @@ def _first_backward(
     count, inputs, height, width = images.shape
     places, channels, taps = pooled[0, 0].numel(), len(weight), _taps(inputs)
     tile = _first_places(places)
-    sums, tilt = mean.new_empty(count, 2, channels), mean.new_empty(count, taps, taps)
-    _first_tilt[(count,)](
-        weight, scale, shift, pooled, mean, factor, counts, grad, sums, tilt, channels, places,
-        inputs, taps, tile, 32, num_warps=4, num_stages=1,
+    groups = triton.cdiv(channels, TILT_GROUP)
+    tilt = mean.new_empty(count, groups, taps, taps)
+    _first_tilt[(count * groups,)](
+        weight, scale, shift, pooled, mean, factor, counts, grad, tilt, channels, places, inputs,
+        taps, tile, TILT_GROUP, num_warps=4, num_stages=1,
     )  # fmt: skip
     to_patches = images.new_empty(count, 9 * inputs, 4, places)
     _first_slopes[(4 * count,)](
-        images, weight, scale, shift, mean, factor, grad, tilt, to_patches, channels, inputs,
-        height, width, padding, taps, tile, 16, num_warps=4, num_stages=1, maxnreg=168,
+        images, weight, scale, shift, mean, factor, grad, tilt, to_patches, groups, channels,
+        inputs, height, width, padding, taps, tile, 16, num_warps=4, num_stages=1, maxnreg=168,
     )  # fmt: skip
     to_images = torch.empty_like(images)
     _fold[(count * inputs,)](
@@ -213,10 +217,10 @@ def _first_backward(
     return to_images
 
 
-def _empty_by_pixel(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.empty(
-        shape, dtype=torch.float16, device=like.device, memory_format=torch.channels_last
-    )
+def _empty_by_pixel(
+    shape: tuple[int, ...], like: Tensor, dtype: torch.dtype = torch.float16
+) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _first_places(places: int) -> int:
@@ -399,23 +403,32 @@ def _eight(
 
 
 @triton.jit
+def _levels(image, INPUTS: tl.constexpr, PIXELS: tl.constexpr):
+    """The means of up to three colours; none where there is no such colour."""
+    red, green = _level(image, 0, INPUTS, PIXELS), _level(image, 1, INPUTS, PIXELS)
+    return red, green, _level(image, 2, INPUTS, PIXELS)
+
+
+@triton.jit
 def _patches(
-    image, first, QUARTERS: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr,
+    image, levels, first, start, QUARTERS: tl.constexpr, INPUTS: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
+    PLACES: tl.constexpr,
 ):  # fmt: skip
     """[pixel, tap], what the convolution sees, each colour about its level.
 
-    Pixels go by quarters, from the first asked for: a thread has all under a pooled one. Taps go by
-    eights, one for each colour and one for the last corners, a one and zeros; the first of each
-    eight come first. So a thread has whole patches, and writes them at once.
+    Pixels go by quarters, from the first asked for, and in each from the one to start with: a
+    thread has all under a pooled one. Taps go by eights, one for each colour and one for the last
+    corners, a one and zeros; the first of each eight come first. So a thread has whole patches, and
+    writes them at once.
     """
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
     pixel = tl.arange(0, QUARTERS * PLACES)
-    quarter, under = first + pixel // PLACES, pixel % PLACES
+    quarter, under = first + pixel // PLACES, start + pixel % PLACES
     fits = under < wide * (HEIGHT // 2 + PADDING - 1)
     y = under // wide * 2 + quarter // 2 - PADDING
     x = under % wide * 2 + quarter % 2 - PADDING
-    red = _level(image, 0, INPUTS, HEIGHT * WIDTH)
+    red, green, blue = levels
     reds = _eight(image, y, x, fits, red, 0, INPUTS, HEIGHT, WIDTH)
     a = _seen(image, y + 2, x + 2, fits, red, 0, INPUTS, HEIGHT, WIDTH)
     one = tl.where(fits, 1.0, 0.0).to(tl.float16)
@@ -424,10 +437,8 @@ def _patches(
         corners = _side_by_side(a, one, none, none, none, none, none, none)
         taps = tl.join(reds, corners)
     else:
-        green = _level(image, 1, INPUTS, HEIGHT * WIDTH)
         greens = _eight(image, y, x, fits, green, 1, INPUTS, HEIGHT, WIDTH)
         b = _seen(image, y + 2, x + 2, fits, green, 1, INPUTS, HEIGHT, WIDTH)
-        blue = _level(image, 2, INPUTS, HEIGHT * WIDTH)
         blues = _eight(image, y, x, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
         c = _seen(image, y + 2, x + 2, fits, blue, 2, INPUTS, HEIGHT, WIDTH)
         corners = _side_by_side(a, b, c, one, none, none, none, none)
@@ -481,25 +492,35 @@ def _add_both(a, b, c, d):
     return a + c, b + d
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["each", "apart"])
 def _first_block(
-    images, weight, scale, shift, pooled, means, factors, counts, channels, eps,
-    COUNTED: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
-    MANY: tl.constexpr,
+    images, weight, scale, shift, pooled, means, factors, counts, spreads, each, apart, channels,
+    eps, COUNTED: tl.constexpr, KEPT: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr,
+    GROUP: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """One image. What maps are on average, and how far from it, patches tell before any map."""
+    """One image. What maps are on average, and how far from it, patches tell before any map.
+
+    After `each` so many images, whose firsts lie `apart`, comes the next network of a stack.
+    """
     one = tl.program_id(0)
+    member = one // each
+    weight += member * channels * (9 * INPUTS)
+    scale, shift = scale + member * channels, shift + member * channels
     wide: tl.constexpr = WIDTH // 2 + PADDING - 1
     places: tl.constexpr = wide * (HEIGHT // 2 + PADDING - 1)
-    image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    upper = _patches(image, 0, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
-    lower = _patches(image, 2, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    image = images + member.to(tl.int64) * apart + one % each * (INPUTS * HEIGHT * WIDTH)
+    levels = _levels(image, INPUTS, HEIGHT * WIDTH)
+    upper = _patches(image, levels, 0, 0, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    lower = _patches(image, levels, 2, 0, 2, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
     spread = tl.dot(tl.trans(upper), upper) / (4 * places)
     if channels > 0:  # always so; on a path of its own the compiler shares the product out better
         spread += tl.dot(tl.trans(lower), lower) / (4 * places)
     means, factors = means + one * channels, factors + one * channels
     tap = tl.arange(0, TAPS)
+    if KEPT:
+        square = spreads + one.to(tl.int64) * (TAPS * TAPS)
+        tl.store(square + tap[:, None] * TAPS + tap[None, :], spread)
     for first in range(0, channels, MANY):
         channel = first + tl.arange(0, MANY)
         known = channel < channels
@@ -534,57 +555,42 @@ def _first_block(
 
 @triton.jit
 def _first_tilt(
-    weight, scale, shift, pooled, means, factors, counts, grad, sums, tilts, channels,
-    places, INPUTS: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+    weight, scale, shift, pooled, means, factors, counts, grad, tilts, channels, places,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One image: what its patches' gradients lose because maps are normalised.
+    """Some channels of one image: what its patches' gradients lose because maps are normalised.
 
     A map's gradient is what its pixels are told, less its mean and what of it goes along with the
     map. By weights these become gradients of patches, the last two patches times a matrix. What
     is cut is told nothing, so that the pooled maps stand for the maps.
     """
-    one = tl.program_id(0)
-    out = tl.arange(0, PLACES)
-    start = one.to(tl.int64) * places * channels
-    means, factors, sums = (
-        means + one * channels,
-        factors + one * channels,
-        sums + one * 2 * channels,
-    )
-    for first in range(0, channels, GROUP):
-        channel = first + tl.arange(0, GROUP)
-        known = channel < channels
-        where = start + out[:, None] * channels + channel[None, :]
-        here = (out < places)[:, None] & known[None, :]
-        told = tl.load(grad + where, mask=here, other=0.0).to(tl.float32)
-        count = tl.load(counts + where, mask=here, other=0).to(tl.float32)
-        light = tl.load(pooled + where, mask=here, other=0.0).to(tl.float32) * 4
-        alone, along = tl.reduce((told * count, told * light), 0, _add_both)
-        tl.store(sums + channel, alone, mask=known)
-        tl.store(sums + channels + channel, along, mask=known)
-    tl.debug_barrier()  # sums are read by other threads than wrote them
-    tap = tl.arange(0, TAPS)
-    tilt = tl.zeros([TAPS, TAPS], tl.float32)
-    for first in range(0, channels, GROUP):
-        channel = first + tl.arange(0, GROUP)
-        known = channel < channels
-        taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
-        taken = taken.to(tl.float32)
-        mean = tl.load(means + channel, mask=known, other=0.0)
-        factor = tl.load(factors + channel, mask=known, other=0.0)
-        alone = tl.load(sums + channel, mask=known, other=0.0)
-        along = tl.load(sums + channels + channel, mask=known, other=0.0)
-        along = (along - tl.load(shift + channel, mask=known, other=0.0) * alone) * factor
-        level = alone * tl.load(scale + channel, mask=known, other=0.0) - mean * along
-        lost = tl.where(_is_one(tap, TAPS)[:, None], level[None, :], taken * along[None, :])
-        back = tl.trans(taken * (factor / (16 * places))[None, :])
-        tilt = tl.dot(lost, back, tilt, input_precision="tf32x3")
-    tl.store(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :], tilt)
+    groups = tl.cdiv(channels, GROUP)
+    one, first = tl.program_id(0) // groups, tl.program_id(0) % groups * GROUP
+    out, tap = tl.arange(0, PLACES), tl.arange(0, TAPS)
+    channel = first + tl.arange(0, GROUP)
+    known = channel < channels
+    where = one.to(tl.int64) * places * channels + out[:, None] * channels + channel[None, :]
+    here = (out < places)[:, None] & known[None, :]
+    told = tl.load(grad + where, mask=here, other=0.0).to(tl.float32)
+    count = tl.load(counts + where, mask=here, other=0).to(tl.float32)
+    light = tl.load(pooled + where, mask=here, other=0.0).to(tl.float32) * 4
+    alone, along = tl.reduce((told * count, told * light), 0, _add_both)
+    mean = tl.load(means + one * channels + channel, mask=known, other=0.0)
+    factor = tl.load(factors + one * channels + channel, mask=known, other=0.0)
+    along = (along - tl.load(shift + channel, mask=known, other=0.0) * alone) * factor
+    level = alone * tl.load(scale + channel, mask=known, other=0.0) - mean * along
+    taken = _weights(weight, tap[:, None], channel[None, :], channels, INPUTS, TAPS)
+    taken = taken.to(tl.float32)
+    lost = tl.where(_is_one(tap, TAPS)[:, None], level[None, :], taken * along[None, :])
+    back = tl.trans(taken * (factor / (16 * places))[None, :])
+    tilt = tl.dot(lost, back, input_precision="tf32x3")
+    square = tilts + tl.program_id(0).to(tl.int64) * (TAPS * TAPS)
+    tl.store(square + tap[:, None] * TAPS + tap[None, :], tilt)
 
 
 @triton.jit
 def _first_slopes(
-    images, weight, scale, shift, means, factors, grad, tilts, to_patches, channels,
+    images, weight, scale, shift, means, factors, grad, tilts, to_patches, groups, channels,
     INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PADDING: tl.constexpr,
     TAPS: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -592,9 +598,15 @@ def _first_slopes(
     one, quarter = tl.program_id(0) // 4, tl.program_id(0) % 4
     places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
     image = images + one.to(tl.int64) * (INPUTS * HEIGHT * WIDTH)
-    patches = _patches(image, quarter, 1, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    levels = _levels(image, INPUTS, HEIGHT * WIDTH)
+    patches = _patches(
+        image, levels, quarter, 0, 1, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES
+    )  # fmt: skip
     tap = tl.arange(0, TAPS)
-    tilt = tl.load(tilts + one * (TAPS * TAPS) + tap[:, None] * TAPS + tap[None, :])
+    tilt = tl.zeros([TAPS, TAPS], tl.float32)
+    for group in range(groups):  # the sum over all channels
+        square = tilts + (one * groups + group).to(tl.int64) * (TAPS * TAPS)
+        tilt += tl.load(square + tap[:, None] * TAPS + tap[None, :])
     size = tl.maximum(tl.max(tl.abs(tilt)), 1e-20)  # so that tilt is in the reach of half precision
     moved = tl.dot(patches, (tilt / size).to(tl.float16)) * -size
     out = tl.arange(0, PLACES)

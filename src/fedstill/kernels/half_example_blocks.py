@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fedstill.kernels.stacked_blocks import (
     _empty,
-    _function,
     _launch_convolution,
-    _stacked,
-    _stacked_once,
+    function,
     laid_out,
     norm_slopes_by_image,
     normed,
+    stacked,
+    stacked_once,
     weight_slopes,
 )
 
@@ -68,7 +68,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in _forward(*_stacked_once(inputs)))
+        return tuple(made[0] for made in _forward(*stacked_once(inputs)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -91,7 +91,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _forward(*_stacked(info, in_dims, inputs)), 0
+        return _forward(*stacked(info, in_dims, inputs)), 0
 
 
 def _forward(
@@ -158,6 +158,6 @@ def own_weight_slopes(grad: Tensor, x: Tensor, padding: int) -> Tensor:
     return weight_slopes(grad, x, padding, shares=1, gain=GAIN, by_tap=True)
 
 
-_NormSlopes = _function(norm_slopes)
-_ImageSlopes = _function(image_slopes)
-_WeightSlopes = _function(own_weight_slopes)
+_NormSlopes = function(norm_slopes)
+_ImageSlopes = function(image_slopes)
+_WeightSlopes = function(own_weight_slopes)

@@ -62,6 +62,7 @@ def weighing_tiles(inputs: int, outputs: int) -> Tiles:
     return Tiles(128 if inputs < 16 else 64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
 
 
+LAID = 64  # weights along each side of the tile that a program turns
 PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
 
 
@@ -105,7 +106,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in _forward(*_stacked_once(inputs)))
+        return tuple(made[0] for made in _forward(*stacked_once(inputs)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -129,7 +130,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _forward(*_stacked(info, in_dims, inputs)), 0
+        return _forward(*stacked(info, in_dims, inputs)), 0
 
 
 class _Alone(torch.autograd.Function):
@@ -138,7 +139,7 @@ class _Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         x, _, scale, shift, ctx.padding = inputs
-        pooled, *kept = _forward(*_stacked_once(inputs))
+        pooled, *kept = _forward(*stacked_once(inputs))
         ctx.save_for_backward(x, scale, shift, *kept)
         return pooled[0]
 
@@ -146,7 +147,7 @@ class _Alone(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, shift, *kept, laid = ctx.saved_tensors
-        grad, x, scale, shift = _stacked_once((grad, x, scale, shift))
+        grad, x, scale, shift = stacked_once((grad, x, scale, shift))
         *norm, grad = norm_slopes(grad, scale, shift, *kept)
         of_x, of_weight = ctx.needs_input_grad[:2]
         to_x = image_slopes(grad, x, laid, ctx.padding)[0] if of_x else None
@@ -154,13 +155,13 @@ class _Alone(torch.autograd.Function):
         return to_x, to_weight, *(one[0] for one in norm), None
 
 
-def _function(launch: Callable[..., Any]) -> Any:
+def function(launch: Callable[..., Any]) -> Any:
     """A launch for stacks as `torch.func` wants it: with a rule for a vmap, without a gradient."""
 
     class Launched(torch.autograd.Function):
         @staticmethod
         def forward(*inputs: Any) -> Any:
-            made = launch(*_stacked_once(inputs))
+            made = launch(*stacked_once(inputs))
             return tuple(one[0] for one in made) if isinstance(made, tuple) else made[0]
 
         @staticmethod
@@ -169,17 +170,17 @@ def _function(launch: Callable[..., Any]) -> Any:
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-            return launch(*_stacked(info, in_dims, inputs)), 0
+            return launch(*stacked(info, in_dims, inputs)), 0
 
     return Launched
 
 
-def _stacked_once(inputs: tuple[Any, ...]) -> list[Any]:
+def stacked_once(inputs: tuple[Any, ...]) -> list[Any]:
     """What is not stacked, as a stack of one."""
     return [one[None] if isinstance(one, Tensor) else one for one in inputs]
 
 
-def _stacked(info: Any, in_dims: Any, inputs: tuple[Any, ...]) -> list[Any]:
+def stacked(info: Any, in_dims: Any, inputs: tuple[Any, ...]) -> list[Any]:
     """All tensors with a first axis for members; what they share is not copied."""
     found = []
     for one, dim in zip(inputs, in_dims, strict=True):
@@ -200,8 +201,12 @@ def _forward(
 
 def laid_out(weight: Tensor) -> Tensor:
     """[member, output, input, 3, 3] as [member, tap, input, output], in half precision."""
-    moved = weight.flatten(3).permute(0, 3, 2, 1)
-    return moved.to(torch.float16, memory_format=torch.contiguous_format)
+    members, outputs, inputs = weight.shape[:3]
+    laid = torch.empty((members, 9, inputs, outputs), dtype=torch.float16, device=weight.device)
+    programs = (triton.cdiv(9 * inputs, LAID), triton.cdiv(outputs, LAID), members)
+    with torch.cuda.device_of(weight):  # type: ignore[no-untyped-call]
+        _lay_out[programs](weight.contiguous(), laid, inputs, outputs, LAID, num_warps=4)
+    return laid
 
 
 def by_pixel(maps: Tensor) -> Tensor:
@@ -354,14 +359,28 @@ def norm_slopes_by_image(
     return to_both, to_maps
 
 
-_NormSlopes = _function(norm_slopes)
-_ImageSlopes = _function(image_slopes)
-_WeightSlopes = _function(weight_slopes)
+_NormSlopes = function(norm_slopes)
+_ImageSlopes = function(image_slopes)
+_WeightSlopes = function(weight_slopes)
 
 
 def _tile(channels: int, most: int) -> int:
     """A matrix product takes sixteen or more, in powers of two."""
     return max(16, min(most, int(triton.next_power_of_2(channels))))
+
+
+@triton.jit
+def _lay_out(weight, laid, inputs, outputs, SIDE: tl.constexpr):
+    """Some weights of a member, [output, input and tap], turned and in half precision."""
+    member = tl.program_id(2).to(tl.int64) * (9 * inputs * outputs)
+    unit = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
+    channel = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    known, there = unit < 9 * inputs, channel < outputs
+    read = weight + member + channel[:, None] * (9 * inputs) + unit[None, :]
+    taken = tl.load(read, mask=there[:, None] & known[None, :], other=0.0).to(tl.float16)
+    line = unit % 9 * inputs + unit // 9
+    written = laid + member + line[:, None] * outputs + channel[None, :]
+    tl.store(written, tl.trans(taken), mask=known[:, None] & there[None, :])
 
 
 @triton.jit

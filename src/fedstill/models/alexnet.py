@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initials, Model, conv_initial, linear_initial
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import entered
+from fedstill.models.by_pixel import convolved, entered
 
 
 class _Block(NamedTuple):
@@ -65,9 +64,7 @@ class AlexNet(Model):
         weights, x, back = entered(weights, x, first="conv0.weight", norm="none")
         for index, block in enumerate(_BLOCKS):
             weight, bias = weights[f"conv{index}.weight"], weights[f"conv{index}.bias"]
-            x = F.relu(F.conv2d(x, weight, bias, padding=block.padding))
-            if block.pooled:
-                x = F.max_pool2d(x, 2)
+            x = convolved(x, weight, bias, padding=block.padding, pooled=block.pooled)
             maps.append(back(x))
         return maps
 

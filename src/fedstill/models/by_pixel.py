@@ -15,27 +15,74 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core.gpu import plain_on_gpu
-from fedstill.core.model import Norm
-from fedstill.core.precision import half_will_do
+from fedstill.core.gpu import kernels, plain_on_gpu
+from fedstill.core.model import Network, Norm
+from fedstill.core.precision import pass_will_do
 from fedstill.core.records import Weights
+from fedstill.core.torch_internals import is_wrapped
 
 GAIN = 1024.0  # of gradients in half precision; a power of two rounds nothing
 
-BY_BATCH = ("batch", "static", "none")  # norms that take maps by pixel; others turn them round
+BY_BATCH = ("batch", "static", "none")  # norms that the framework makes by pixel
+NORMS, POOLS = "kernels.pixel_norms", "kernels.pixel_pools"  # kernels of what it does not
+
+TYPES = (torch.float16, torch.float32)
 
 Back = Callable[[Tensor], Tensor]
+
+
+def taken(norm: Norm) -> bool:
+    """Whether networks with this norm can compute by pixel; others would turn maps round."""
+    return norm in BY_BATCH or (norm == "instance" and kernels(NORMS) is not None)
+
+
+def normed(
+    network: Network, weights: Weights, name: str, x: Tensor, norm: Norm,
+    added: Tensor | None = None, *, relu: bool = True,
+) -> Tensor:  # fmt: skip
+    """relu(norm(x) + added), where `added` and the activation may be left out.
+
+    Instance norm of maps by pixel on a GPU is one kernel with what comes after it.
+    """
+    if norm == "instance":
+        scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        others = (scale, shift) if added is None else (scale, shift, added)
+        if _lie_by_pixel(x, *others) and (ours := kernels(NORMS)) is not None:
+            fused: Tensor = ours.normed(x, scale, shift, added, relu=relu)
+            return fused
+    x = network.normalise(weights, name, x, norm)
+    x = x if added is None else x + added
+    return F.relu(x) if relu else x
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor, *, padding: int, pooled: bool) -> Tensor:
+    """relu(conv2d(x) + bias); if so, the largest of each 2x2.
+
+    All that comes after the convolution is one kernel for maps by pixel on a GPU.
+    """
+    if _lie_by_pixel(x, weight, bias) and (ours := kernels(POOLS)) is not None:
+        fused: Tensor = ours.activated(F.conv2d(x, weight, padding=padding), bias, pooled=pooled)
+        return fused
+    x = F.relu(F.conv2d(x, weight, bias, padding=padding))
+    return F.max_pool2d(x, 2) if pooled else x
+
+
+def _lie_by_pixel(x: Tensor, *others: Tensor) -> bool:
+    """Whether kernels for maps by pixel may be handed these."""
+    known = (t.is_cuda and t.dtype in TYPES and not is_wrapped(t) for t in (x, *others))
+    return all(known) and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def entered(weights: Weights, x: Tensor, *, first: str, norm: Norm) -> tuple[Weights, Tensor, Back]:
     """Weights and images as convolutions want them, and the way back for maps.
 
-    `first` names the weights of the convolution that sees the images. All is left as it was where
-    no gradient is asked for, off a GPU, under `torch.func`, and with norms that want another order.
+    `first` names the weights of the convolution that sees the images. Without a gradient nothing
+    is rounded unless all is. All is left as it was off a GPU, under `torch.func`, and with norms
+    that want another order.
     """
-    if not (norm in BY_BATCH and torch.is_grad_enabled() and plain_on_gpu(x, *weights.values())):
+    if not (taken(norm) and plain_on_gpu(x, *weights.values())):
         return weights, x, _as_it_is
-    if not half_will_do(x):
+    if not pass_will_do(x):
         turned = {
             name: _turned(tensor, tensor.dtype, 1.0) if tensor.dim() == 4 else tensor
             for name, tensor in weights.items()

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import BY_BATCH, entered
+from fedstill.models.by_pixel import entered, normed, taken
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -60,7 +60,7 @@ class Conv4(Scalable):
 
     @property
     def takes_half(self) -> bool:
-        return self.norm in BY_BATCH
+        return taken(self.norm)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The maps of the blocks, then the pooled vector."""
@@ -70,7 +70,7 @@ class Conv4(Scalable):
             # A norm by the batch takes any constant of a map away again; leaving it out is exact.
             bias = None if self.norm == "static" else weights[f"conv{block}.bias"]
             x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=1))
-            x = F.relu(self.normalise(weights, f"norm{block}", x, self.norm))
+            x = normed(self, weights, f"norm{block}", x, self.norm)
             x = F.max_pool2d(x, 2) if block < 3 or self.last_pool else x
             maps.append(back(x))
         return [*maps, maps[-1].mean((2, 3))]

@@ -17,6 +17,7 @@ from fedstill.core.precision import (
     half_asked_for,
     half_will_do,
     half_will_do_for_examples,
+    pass_will_do,
 )
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
@@ -89,8 +90,9 @@ class ConvNet(Scalable):
         return initial | linear_initial("head", kept * side[0] * side[1], self.classes)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
-        if torch.is_grad_enabled() and (rounded := self._rounded(weights, x)):
-            return rounded
+        made = self._rounded(weights, x) if _may_be_rounded(x) else None
+        if made := made or self._evaluated(weights, x):
+            return made
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1
@@ -122,7 +124,7 @@ class ConvNet(Scalable):
         return self._rounded(weights, x) or self.stages(weights, x)
 
     def features(self, weights: Weights, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and (rounded := self._rounded(weights, x, only_last=True)):
+        if _may_be_rounded(x) and (rounded := self._rounded(weights, x, only_last=True)):
             return rounded[-1].flatten(1)
         return super().features(weights, x)
 
@@ -150,8 +152,26 @@ class ConvNet(Scalable):
             return self._half_stages(kernels, used, x, only_last)
         stacked = (plain and trained) or _stacked_on_gpu(x, *tensors)
         if stacked and (kernels := gpu.kernels("kernels.stacked_blocks")) is not None:
-            return self._stacked_stages(kernels, used, x, only_last)
+            first = gpu.kernels("kernels.stacked_first")
+            return self._stacked_stages(kernels, used, x, only_last, first)
         return None
+
+    def _evaluated(self, weights: Weights, x: Tensor) -> list[Tensor] | None:
+        """The stages without gradient, unrounded, by pixel on a GPU with kernels; else None."""
+        if torch.is_grad_enabled() or not x.is_cuda or not self._in_fours:
+            return None
+        used = [self._block_weights(weights, block) for block in range(self.depth)]
+        known = gpu.plain_on_gpu(x, *(tensor for block in used for tensor in block))
+        if not known or (kernels := gpu.kernels("kernels.half_blocks")) is None:
+            return None
+        maps: list[Tensor] = []
+        by_pixel = torch.channels_last
+        for block, (weight, scale, shift) in enumerate(used):
+            x, weight = x.to(memory_format=by_pixel), weight.to(memory_format=by_pixel)
+            x = F.conv2d(x, weight, padding=self._first_padding() if block == 0 else 1)
+            x = kernels.norm_relu_pool(x, scale, shift, last=block == self.depth - 1)
+            maps.append(x)
+        return maps
 
     def _half_stages(
         self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
@@ -173,13 +193,22 @@ class ConvNet(Scalable):
         return maps
 
     def _stacked_stages(
-        self, kernels: Any, weights: list[list[Tensor]], x: Tensor, only_last: bool
+        self,
+        kernels: Any,
+        weights: list[list[Tensor]],
+        x: Tensor,
+        only_last: bool,
+        first: Any = None,
     ) -> list[Tensor]:
-        """Blocks of a network that is trained: among many under a vmap, alone, or by example."""
+        """Blocks of a network that is trained: among many under a vmap, alone, or by example.
+
+        `first` has a kernel of its own for the first block, where it takes the images.
+        """
         maps: list[Tensor] = []
         for block in range(self.depth):
             padding = self._first_padding() if block == 0 else 1
-            x = kernels.block(x, *weights[block], padding)
+            alone = block == 0 and first is not None and first.takes(x, padding)
+            x = (first if alone else kernels).block(x, *weights[block], padding)
             if block == self.depth - 1 or not only_last:
                 maps.append(kernels.in_single(x))
         return maps
@@ -226,6 +255,12 @@ class ConvNet(Scalable):
 
     def _first_padding(self) -> int:
         return 3 if self.shape == (1, 28, 28) else 1
+
+
+def _may_be_rounded(x: Tensor) -> bool:
+    """Whether a pass of which nothing is said may be made in half precision."""
+    of_examples = torch.is_grad_enabled() and half_will_do_for_examples(x)
+    return of_examples or pass_will_do(x)
 
 
 def _in_half(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import BY_BATCH, entered
+from fedstill.models.by_pixel import entered, normed, taken
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -84,7 +84,7 @@ class PreResNet18(Scalable):
 
     @property
     def takes_half(self) -> bool:
-        return self.norm in BY_BATCH
+        return taken(self.norm)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector."""
@@ -112,7 +112,7 @@ class PreResNet18(Scalable):
 
     def _ready(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """What a convolution sees of a map: scaled, normalised, cut off at zero."""
-        return F.relu(self.normalise(weights, name, self.scaled(x), self.norm))
+        return normed(self, weights, name, self.scaled(x), self.norm)
 
     def _sides(self) -> list[tuple[int, int]]:
         """The height and width of each group's map."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initials, Model, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
+from fedstill.models.by_pixel import entered, normed, taken
 
 _WIDTHS = (64, 128, 256, 512)
 
@@ -80,34 +81,38 @@ class ResNet18(Model):
     def by_example(self) -> bool:
         return self.norm != "static"
 
+    @property
+    def takes_half(self) -> bool:
+        return taken(self.norm)
+
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector, [example, 512]."""
         maps: list[Tensor] = []
+        weights, x, back = entered(weights, x, first="stem.conv.weight", norm=self.norm)
         x = self._stem(weights, x)
         for index, block in enumerate(_blocks()):
             x = self._block(weights, block, x)
             if index % 2 == 1:
-                maps.append(x)
-        return [*maps, self._pooled(weights, x)]
+                maps.append(back(x))
+        return [*maps, self._pooled(weights, maps[-1])]
 
     def _stem(self, weights: Weights, x: Tensor) -> Tensor:
         if self.stem == "small":
             x = F.conv2d(x, weights["stem.conv.weight"], padding=1)
-            return F.relu(self.normalise(weights, "stem.norm", x, self.norm))
+            return normed(self, weights, "stem.norm", x, self.norm)
         x = F.conv2d(x, weights["stem.conv.weight"], stride=2, padding=3)
-        x = F.relu(self.normalise(weights, "stem.norm", x, self.norm))
+        x = normed(self, weights, "stem.norm", x, self.norm)
         return F.max_pool2d(x, 3, stride=2, padding=1)
 
     def _block(self, weights: Weights, block: _Block, x: Tensor) -> Tensor:
         name = block.name
         out = F.conv2d(x, weights[f"{name}.conv0.weight"], stride=block.stride, padding=1)
-        out = F.relu(self.normalise(weights, f"{name}.norm0", out, self.norm))
+        out = normed(self, weights, f"{name}.norm0", out, self.norm)
         out = F.conv2d(out, weights[f"{name}.conv1.weight"], padding=1)
-        out = self.normalise(weights, f"{name}.norm1", out, self.norm)
         if block.shortcut:
             x = F.conv2d(x, weights[f"{name}.short.conv.weight"], stride=block.stride)
-            x = self.normalise(weights, f"{name}.short.norm", x, self.norm)
-        return F.relu(out + x)
+            x = normed(self, weights, f"{name}.short.norm", x, self.norm, relu=False)
+        return normed(self, weights, f"{name}.norm1", out, self.norm, x)
 
     def _pooled(self, weights: Weights, x: Tensor) -> Tensor:
         if not self.bridge:

@@ -1,0 +1,176 @@
+"""GPU kernels of bias, ReLU and max-pooling for maps that lie pixel by pixel; only where Triton is.
+
+As separate operations they read and write a map three times, and for the gradient some times more.
+Here a map is read once and what comes out of it written, in half or in single precision; for the
+gradient both are read once more. Sums are in single precision and of a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PIXELS, CHANNELS, ROUNDS = 32, 128, 4  # of a program: at most so many, and so often
+NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
+
+
+def activated(maps: Tensor, bias: Tensor, *, pooled: bool) -> Tensor:
+    """relu(maps + bias) for [image, channel, y, x] by pixel; if so, the largest of each 2x2."""
+    maps = _by_pixel(maps)
+    with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            return _Activated.apply(maps, bias, pooled)  # type: ignore[no-untyped-call,no-any-return]
+        return _forward(maps, bias, pooled)
+
+
+def unfolded(maps: Tensor, bias: Tensor, *, pooled: bool) -> Tensor:
+    """The same by the framework's operations."""
+    made = F.relu(maps + bias[:, None, None])
+    return F.max_pool2d(made, 2) if pooled else made
+
+
+class _Activated(torch.autograd.Function):
+    """The operations with their gradient; for a gradient of the gradient they are unfolded."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
+        ctx.pooled = pooled
+        ctx.save_for_backward(maps, bias)
+        return _forward(maps, bias, pooled)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        maps, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            made = unfolded(maps, bias, pooled=ctx.pooled)
+            wanted = [tensor for tensor in (maps, bias) if tensor.requires_grad]
+            found = iter(torch.autograd.grad(made, wanted, grad, create_graph=True))
+            of_both = (next(found) if tensor.requires_grad else None for tensor in (maps, bias))
+            return *of_both, None
+        with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
+            to_maps, to_bias = _backward(maps, bias, _by_pixel(grad), ctx.pooled)
+        return to_maps, to_bias, None
+
+
+def _by_pixel(maps: Tensor) -> Tensor:
+    return maps.contiguous(memory_format=torch.channels_last)
+
+
+def _programs(count: int, channels: int, rounds: int) -> tuple[int, int, int]:
+    """Along pixels that come out, along channels; and the channels of a program."""
+    group = min(CHANNELS, int(triton.next_power_of_2(channels)))
+    return triton.cdiv(count, PIXELS * rounds), triton.cdiv(channels, group), group
+
+
+def _forward(maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
+    images, channels, height, width = maps.shape
+    high, wide = (height // 2, width // 2) if pooled else (height, width)
+    made = torch.empty(
+        (images, channels, high, wide), dtype=maps.dtype, device=maps.device,
+        memory_format=torch.channels_last,
+    )  # fmt: skip
+    count = images * high * wide
+    along, across, group = _programs(count, channels, 1)
+    if count:
+        _activate[(along, across)](
+            maps, bias, made, count, channels, pooled, height, width, PIXELS, group, num_warps=4
+        )
+    return made
+
+
+def _backward(maps: Tensor, bias: Tensor, grad: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of maps and of the bias, whose shares are summed in a fixed order."""
+    images, channels, height, width = maps.shape
+    high, wide = grad.shape[2:]
+    # Pooling leaves out the last row and column of an odd side; nothing is told to those.
+    whole = not pooled or (height % 2 == 0 and width % 2 == 0)
+    to_maps = torch.empty_like(maps) if whole else torch.zeros_like(maps)
+    count = images * high * wide
+    along, across, group = _programs(count, channels, ROUNDS)
+    shares = torch.empty((along, channels), device=maps.device)
+    if count:
+        _slopes[(along, across)](
+            maps, bias, grad, to_maps, shares, count, channels, pooled, height, width, ROUNDS,
+            PIXELS, group, num_warps=4,
+        )  # fmt: skip
+    return to_maps, shares.sum(0).to(bias.dtype)
+
+
+@triton.jit
+def _corner(pixel, POOLED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """The number of the pixel that is the first of those under each one that comes out."""
+    if POOLED:
+        high: tl.constexpr = HEIGHT // 2
+        wide: tl.constexpr = WIDTH // 2
+        image, row, column = pixel // (high * wide), pixel // wide % high, pixel % wide
+        return (image.to(tl.int64) * HEIGHT + row * 2) * WIDTH + column * 2
+    else:
+        return pixel.to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _activate(
+    maps, bias, made, count, channels, POOLED: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PIXELS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Some pixels that come out, some channels."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
+    fits = (pixel < count)[:, None] & (channel < channels)[None, :]
+    at = _corner(pixel, POOLED, HEIGHT, WIDTH)[:, None] * channels + channel[None, :]
+    value = tl.load(maps + at, mask=fits, other=0.0)
+    if POOLED:
+        below = at + WIDTH * channels
+        b = tl.load(maps + at + channels, mask=fits, other=0.0)
+        c = tl.load(maps + below, mask=fits, other=0.0)
+        d = tl.load(maps + below + channels, mask=fits, other=0.0)
+        value = tl.maximum(tl.maximum(value, b, NAN), tl.maximum(c, d, NAN), NAN)
+    offset = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    value = tl.maximum(value.to(tl.float32) + offset[None, :], 0.0, NAN)
+    place = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(made + place, value.to(made.dtype.element_ty), mask=fits)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _slopes(
+    maps, bias, grad, to_maps, shares, count, channels, POOLED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, PIXELS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Some pixels that came out, some channels: the first largest below each hears of it."""
+    channel = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
+    known = channel < channels
+    offset = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros([GROUP], tl.float32)
+    for turn in range(ROUNDS):
+        pixel = (tl.program_id(0) * ROUNDS + turn) * PIXELS + tl.arange(0, PIXELS)
+        fits = (pixel < count)[:, None] & known[None, :]
+        at = _corner(pixel, POOLED, HEIGHT, WIDTH)[:, None] * channels + channel[None, :]
+        place = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
+        told = tl.load(grad + place, mask=fits, other=0.0)
+        a = tl.load(maps + at, mask=fits, other=0.0)
+        if POOLED:
+            below = at + WIDTH * channels
+            b = tl.load(maps + at + channels, mask=fits, other=0.0)
+            c = tl.load(maps + below, mask=fits, other=0.0)
+            d = tl.load(maps + below + channels, mask=fits, other=0.0)
+            most = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+            told = tl.where(most.to(tl.float32) + offset > 0, told, 0.0)
+            first, second, third = a == most, b == most, c == most
+            tl.store(to_maps + at, tl.where(first, told, 0.0), mask=fits)
+            second = second & (first == 0)
+            tl.store(to_maps + at + channels, tl.where(second, told, 0.0), mask=fits)
+            third = third & (first == 0) & (second == 0)
+            tl.store(to_maps + below, tl.where(third, told, 0.0), mask=fits)
+            last = (first == 0) & (second == 0) & (third == 0)
+            tl.store(to_maps + below + channels, tl.where(last, told, 0.0), mask=fits)
+        else:
+            told = tl.where(a.to(tl.float32) + offset > 0, told, 0.0)
+            tl.store(to_maps + at, told, mask=fits)
+        total += tl.sum(told.to(tl.float32), 0)
+    tl.store(shares + tl.program_id(0) * channels + channel, total, mask=known)
