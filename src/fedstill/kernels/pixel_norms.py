@@ -52,6 +52,9 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         maps, scale, shift, mean, factor, made, added = ctx.saved_tensors
         if torch.is_grad_enabled():
+            # Views, since maps may have come from what is added: that way is not told of here.
+            maps, scale, shift = (tensor.view_as(tensor) for tensor in (maps, scale, shift))
+            added = added.view_as(added) if ctx.adds else None
             told = unfolded(maps, scale, shift, added, relu=ctx.relu)
             wanted = (maps, scale, shift, *([added] if ctx.adds else []))
             asked = [tensor for tensor in wanted if tensor.requires_grad]
