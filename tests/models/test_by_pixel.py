@@ -70,7 +70,8 @@ def test_a_pass_and_its_gradient_are_those_of_the_plain_operations(
         else:
             assert torch.allclose(one, other, atol=0.02 if half else 1e-3 if deep else 1e-4)
     floor = 1e-3 if half else 1e-5  # of sums that are nothing but rounding
-    most = (0.5 if deep else 0.15) if half else 0.02 if deep else 1e-3
+    # Where roundings add up, a ReLU at its kink may fall to the other side.
+    most = (0.5 if deep else 0.15) if half else (0.02 if deep else 1e-3)
     for name, other in exact.items():
         one, size = grads[name], float(other.norm())
         assert one.dtype == torch.float32 and one.is_contiguous()

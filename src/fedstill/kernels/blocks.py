@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.kernels.unfolding import differentiable_gradients
+
 EPS = 1e-5
 
 
@@ -24,6 +26,11 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return _Block.apply(maps, scale, shift)  # type: ignore[no-untyped-call,no-any-return]
         return _forward(maps.contiguous(), scale, shift)[0]
+
+
+def unfolded(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """The same by the framework's operations."""
+    return F.avg_pool2d(F.relu(F.group_norm(maps, maps.shape[1], scale, shift, EPS)), 2)
 
 
 class _Block(torch.autograd.Function):
@@ -37,12 +44,10 @@ class _Block(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         maps, scale, shift, mean, factor = ctx.saved_tensors
         if torch.is_grad_enabled():
-            norm = F.group_norm(maps, maps.shape[1], scale, shift, EPS)
-            pooled = F.avg_pool2d(F.relu(norm), 2)
-            return torch.autograd.grad(pooled, (maps, scale, shift), grad, create_graph=True)
+            return tuple(differentiable_gradients(unfolded, (maps, scale, shift), grad))
         return _backward(maps, scale, shift, mean, factor, grad.contiguous())
 
 

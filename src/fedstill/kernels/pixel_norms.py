@@ -8,6 +8,7 @@ order.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedstill.kernels.blocks import EPS
+from fedstill.kernels.unfolding import differentiable_gradients
 
 MOST_NUMBERS = 16384  # of a map that a program holds at once
 NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
@@ -52,15 +54,8 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         maps, scale, shift, mean, factor, made, added = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # Views, since maps may have come from what is added: that way is not told of here.
-            maps, scale, shift = (tensor.view_as(tensor) for tensor in (maps, scale, shift))
-            added = added.view_as(added) if ctx.adds else None
-            told = unfolded(maps, scale, shift, added, relu=ctx.relu)
-            wanted = (maps, scale, shift, *([added] if ctx.adds else []))
-            asked = [tensor for tensor in wanted if tensor.requires_grad]
-            found = iter(torch.autograd.grad(told, asked, grad, create_graph=True))
-            grads = [next(found) if tensor.requires_grad else None for tensor in wanted]
-            return (*grads, None) if ctx.adds else (*grads, None, None)
+            again = partial(unfolded, relu=ctx.relu)
+            return *differentiable_gradients(again, (maps, scale, shift, added), grad), None
         with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
             to_maps, to_added, both = _backward(
                 maps, scale, mean, factor, made, _by_pixel(grad), ctx.relu, ctx.adds

@@ -7,6 +7,7 @@ gradient both are read once more. Sums are in single precision and of a fixed or
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from fedstill.kernels.unfolding import differentiable_gradients
 
 PIXELS, CHANNELS, ROUNDS = 32, 128, 4  # of a program: at most so many, and so often
 NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
@@ -47,11 +50,8 @@ class _Activated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         maps, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
-            made = unfolded(maps, bias, pooled=ctx.pooled)
-            wanted = [tensor for tensor in (maps, bias) if tensor.requires_grad]
-            found = iter(torch.autograd.grad(made, wanted, grad, create_graph=True))
-            of_both = (next(found) if tensor.requires_grad else None for tensor in (maps, bias))
-            return *of_both, None
+            again = partial(unfolded, pooled=ctx.pooled)
+            return *differentiable_gradients(again, (maps, bias), grad), None
         with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
             to_maps, to_bias = _backward(maps, bias, _by_pixel(grad), ctx.pooled)
         return to_maps, to_bias, None
