@@ -225,3 +225,39 @@ def test_a_tree_may_lie_on_two_devices() -> None:
     bad = {**tree, "b": torch.tensor([math.nan, 1.0]), "c": torch.full((2,), math.inf).cuda()}
     assert algebra.not_finite(tree) == [] and algebra.not_finite(bad) == ["b", "c"]
     assert algebra.not_finite_each([tree, bad]) == [[], ["b", "c"]]
+
+
+def rows_of(stack: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    return [{"weights": row} for row in stack.unbind()]
+
+
+def test_rows_of_one_stack_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    look = algebra._norms_are_within
+    monkeypatch.setattr(
+        algebra, "_norms_are_within", lambda tensors, most: seen.append(1) or look(tensors, most)
+    )
+    assert algebra.not_finite_each(rows_of(torch.ones(50, 4)), 10.0**6) == [[]] * 50
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e7])
+def test_a_bad_row_of_a_stack_is_found_and_no_other(bad: float) -> None:
+    stack = torch.ones(4, 3)
+    stack[2, 1] = bad
+    assert algebra.not_finite_each(rows_of(stack), 1e6) == [[], [], ["weights"], []]
+    sent = [row for place, row in enumerate(rows_of(stack)) if place != 2]
+    assert algebra.not_finite_each(sent, 1e6) == [[], [], []]
+
+
+def test_rows_that_are_many_together_are_looked_at_one_by_one() -> None:
+    assert algebra.not_finite_each(rows_of(torch.full((9, 1), 5.0)), 6.0) == [[]] * 9
+
+
+def test_a_view_that_shows_more_than_its_tensor_is_looked_at_itself() -> None:
+    memory = torch.tensor([1.0, math.nan])
+    part = torch.empty(0).set_(memory.untyped_storage(), 0, (1,))
+    beyond = [{"x": part.as_strided((1,), (1,), 1)} for _ in range(4)]
+    assert algebra.not_finite_each(beyond) == [["x"]] * 4
+    whole = torch.full((4,), 0x7FC00000, dtype=torch.int32)  # NaN, read as a float
+    assert algebra.not_finite_each([{"x": whole.view(torch.float32)}] * 4) == [["x"]] * 4

@@ -111,3 +111,23 @@ def test_a_dict_that_many_trees_hold_is_looked_at_once() -> None:
     first, second = (trees.shape((weights, number), known) for number in (1, 2))
     assert (first, second) == (trees.shape((weights, 1)), trees.shape((weights, 2)))
     assert first[1][0] is second[1][0] and list(known) == [id(weights)]
+
+
+def test_columns_of_a_branch_that_all_share_are_those_of_equal_branches() -> None:
+    common = tree()
+    shared = [{"start": common, "own": torch.full((1,), float(i))} for i in range(3)]
+    apart = [{"start": tree(), "own": torch.full((1,), float(i))} for i in range(3)]
+    found, wanted = trees.columns(shared), trees.columns(apart)
+    assert [len(rows) for rows in found] == [3] * 5
+    for rows, others in zip(found, wanted, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(rows, others, strict=True))
+    assert all(row is trees.tensors(common)[0] for row in found[0])
+
+
+def test_trees_are_the_same_when_they_hold_the_same_objects() -> None:
+    one, other = torch.zeros(2), torch.zeros(2)
+    assert trees.same(({"a": one}, ()), ({"a": one}, ()))
+    assert not trees.same(({"a": one}, ()), ({"a": other}, ()))
+    assert not trees.same({"a": one}, {"b": one})
+    assert not trees.same((one,), [one])
+    assert not trees.same((one,), (one, one))

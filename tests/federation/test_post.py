@@ -31,6 +31,7 @@ from fedstill.federation.post import Post
 from fedstill.federation.topology import Complete, Ring, Star
 from fedstill.logbook.events import Traffic
 from fedstill.logbook.writer import MemoryLog
+from fedstill.models import MLP
 
 NAMES = ("a", "b", "c", "d")
 
@@ -389,3 +390,15 @@ def test_what_an_engine_found_is_believed_until_a_channel_changes_the_message():
     posted = Posted(options={"bad_messages": "leave_out", "channels": [Breaking()]})
     assert posted.post.deliver(1, METHOD.hear, METHOD.collect, found, NAMES) == {}
     assert [note.node for note in posted.log.notes] == ["a", "b"]
+
+
+def test_one_reader_judges_the_messages_of_all_senders():
+    asked: list[str] = []
+
+    def reader(name: str, round: int) -> Node[Any]:
+        asked.append(name)
+        return Node(name, round, None, model=MLP((2,), 2, hidden=()))
+
+    posted = Posted(options={"readers": reader})
+    posted.deliver(METHOD.hear, METHOD.collect, everybody())
+    assert asked == [SERVER]

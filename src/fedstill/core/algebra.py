@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.records import Weights, is_buffer
-from fedstill.core.torch_internals import absolute_sum_each, flattened
+from fedstill.core.torch_internals import absolute_sum_each, fills_its_memory, flattened, whole_of
 
 T = TypeVar("T")
 
@@ -145,9 +145,15 @@ def _norms_are_within(tensors: Sequence[Tensor], most: float) -> bool:
 
 
 def not_finite_each(many: Sequence[Any], most: float = math.inf) -> list[list[str]]:
-    """As `not_finite` for each of several trees; on a GPU with one look at the device for all."""
+    """As `not_finite` for each of several trees; on a GPU with one look at the device for all.
+
+    What a stack of loops leaves are rows of few tensors: where those are fine, so is every row.
+    """
     floating = [_floating(tree) for tree in many]
     everything = [tensor for tensors in floating for tensor in tensors]
+    wholes = _wholes(everything)
+    if wholes and not _not_finite(wholes, wholes, most):
+        return [[] for _ in many]
     if len(many) < 2 or not all(tensor.is_cuda for tensor in everything):
         return [_not_finite(tree, each, most) for tree, each in zip(many, floating, strict=True)]
     if not everything:
@@ -162,6 +168,23 @@ def not_finite_each(many: Sequence[Any], most: float = math.inf) -> list[list[st
     return [
         [] if clear else _strange(tree, most) for clear, tree in zip(cleared, many, strict=True)
     ]
+
+
+def _wholes(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of which all these are pieces; none where looking at them is more work.
+
+    One that fills its memory holds every number that any of its views may show.
+    """
+    wholes: dict[int, Tensor] = {}
+    for tensor in tensors:
+        whole = whole_of(tensor)
+        if whole.dtype != tensor.dtype:
+            return []
+        wholes[id(whole)] = whole
+    found = list(wholes.values())
+    entries = sum(map(Tensor.numel, tensors))
+    much = 2 * len(found) > len(tensors) or sum(map(Tensor.numel, found)) > entries
+    return [] if much or not all(map(fills_its_memory, found)) else found
 
 
 def _floating(tree: Any) -> list[Tensor]:

@@ -144,13 +144,15 @@ def misfit(wanted: Layout, weights: Weights) -> str | None:
     """How weights differ in names, shapes or types from those of a layout, or None."""
     if not isinstance(weights, dict):
         return f"sent a {type(weights).__name__} in place of weights"
+    if weights.keys() == wanted.keys() and all(
+        _is(tensor, wanted[name]) for name, tensor in weights.items()
+    ):
+        return None
     strange = [
         name
         for name in {**wanted, **weights}
         if not (name in wanted and name in weights and _is(weights[name], wanted[name]))
     ]
-    if not strange:
-        return None
     wrong = [_apart(name, weights.get(name), wanted.get(name)) for name in strange[:3]]
     return f"sent another network than it was given: {', '.join(wrong)}"
 

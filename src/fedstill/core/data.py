@@ -16,7 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fedstill.core import gpu, trees
 from fedstill.core.errors import SealedData
@@ -207,8 +206,8 @@ class Gathering:
         begins = list(accumulate(chain.from_iterable(plan.sizes for plan in plans), initial=0))
         ends = accumulate((len(plan) for plan in plans), initial=0)
         own = (begins[end : end + len(p)] for end, p in zip(ends, plans, strict=False))
-        places = [torch.tensor(each, dtype=torch.long) for each in own]
-        self.begins = gpu.sent(pad_sequence(places), self.rows.device)
+        places = torch.tensor([*zip_longest(*own, fillvalue=0)], dtype=torch.long)
+        self.begins = gpu.sent(places, self.rows.device)
         largest = max(chain([0], *(plan.sizes for plan in plans)))
         self.counts = torch.arange(largest, device=self.rows.device)
         self._grouped: dict[Any, list[tuple[int, list[int]]]] = {}

@@ -19,6 +19,7 @@ from fedstill.core.release import Grant, Spending, Terms, Use
 from fedstill.core.work import Work
 
 SERVER: NodeId = "server"
+NOTHING = Data()
 COUNTS = "class counts"  # the mechanism that tells how many examples of each class there are
 
 S = TypeVar("S")
@@ -89,8 +90,8 @@ class Node(Generic[S]):
         self.round = round
         self.state = state
         self.model = model
-        self.data = data or Data()
-        self.public = public or Data()
+        self.data = data or NOTHING
+        self.public = public or NOTHING
         self.models = models or {}
         self.graph = graph or {}
         self.device = torch.device(device)

@@ -12,7 +12,7 @@ Name = str | int
 
 def draw(seed: int, *names: Name) -> int:
     """A 63-bit number that depends on the seed and on every name, and on nothing else."""
-    text = "\x1f".join(f"{type(name).__name__}:{name}" for name in (seed, *names))
+    text = "\x1f".join([f"{type(name).__name__}:{name}" for name in (seed, *names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -71,6 +71,17 @@ def writes_into(tensor: Tensor) -> int:
     return tensor._version
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """The tensor of which this one is a view; itself where it is none."""
+    base: Tensor | None = tensor._base
+    return tensor if base is None else base
+
+
+def fills_its_memory(tensor: Tensor) -> bool:
+    """Whether there is no number in a tensor's memory that it does not show."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
 def in_transform() -> bool:
     """Whether the caller runs inside any `torch.func` transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None

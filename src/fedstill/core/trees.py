@@ -84,7 +84,10 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
         found.append(tree)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect(item, found)
+            if isinstance(item, Tensor):
+                found.append(item)
+            else:
+                _collect(item, found)
     elif isinstance(tree, (list, tuple)):
         for item in tree:
             _collect(item, found)
@@ -106,18 +109,43 @@ def _names(kind: Any) -> tuple[str, ...]:
 def columns(trees: Sequence[Any]) -> list[tuple[Tensor, ...]]:
     """For each tensor of the first tree, itself and its counterparts in the others."""
     found: list[tuple[Tensor, ...]] = []
-
-    def note(*rows: Tensor) -> Tensor:
-        found.append(rows)
-        return rows[0]
-
-    map_tensors(note, trees[0], *trees[1:])
+    _note_columns(trees, found)
     return found
+
+
+def _note_columns(trees: Sequence[Any], found: list[tuple[Tensor, ...]]) -> None:
+    """Many trees may hold the very same branch, such as common weights: one is looked into."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        found.append(tuple(trees))
+    elif all(tree is first for tree in trees):
+        found += [(tensor,) * len(trees) for tensor in tensors(first)]
+    elif isinstance(first, dict):
+        for key in first:
+            _note_columns([tree[key] for tree in trees], found)
+    elif isinstance(first, (list, tuple)):
+        for parts in zip(*trees, strict=True):
+            _note_columns(parts, found)
+    elif is_dataclass(first) and not isinstance(first, type):
+        for name in field_names(type(first)):
+            _note_columns([getattr(tree, name) for tree in trees], found)
 
 
 def with_tensors(tree: T, values: Sequence[Tensor]) -> T:
     """The same tree holding other tensors, given in the order of `tensors`."""
-    supply = iter(values)
+    return cast(T, _filled(tree, iter(values)))
+
+
+def _filled(tree: Any, supply: Iterator[Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return next(supply)
+    if isinstance(tree, dict):
+        return {
+            key: next(supply) if isinstance(item, Tensor) else _filled(item, supply)
+            for key, item in tree.items()
+        }
+    if type(tree) in (list, tuple):
+        return type(tree)([_filled(item, supply) for item in tree])
     return map_tensors(lambda _: next(supply), tree)
 
 
@@ -142,6 +170,20 @@ def shape(tree: Any, known: dict[int, Any] | None = None) -> Any:
         parts = tuple((name, shape(getattr(tree, name), known)) for name in field_names(type(tree)))
         return (type(tree), parts)
     return tree
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two trees are one object, or dicts, lists or tuples that hold the same objects."""
+    if left is right:
+        return True
+    if type(left) is not type(right) or not isinstance(left, (dict, list, tuple)):
+        return False
+    if len(left) != len(right):
+        return False
+    if isinstance(left, dict):
+        pairs = zip(left.items(), right.items(), strict=True)
+        return all(a == b and same(one, two) for (a, one), (b, two) in pairs)
+    return all(same(one, two) for one, two in zip(left, right, strict=True))
 
 
 def stack(trees: Sequence[T]) -> T:

@@ -83,11 +83,13 @@ class Post:
         What is `late` from a sender to a hearer is counted as said, and not heard.
         """
         mail: dict[NodeId, dict[NodeId, Message]] = {}
+        known: dict[NodeId, Node[Any]] = {}  # those who were asked about a message
         direction = toward(step, following)
         for sender, outcome in sorted(outcomes.items()):
             if outcome.lost:
                 self.logbook.write(Note(round, "lost", sender, f"{step.name}: lost on the way"))
-            heard = (read or {}).get(sender, Inbox()).get(SERVER) if direction == "up" else None
+            own = read.get(sender) if read and direction == "up" else None
+            heard = None if own is None else own.get(SERVER)
             for message, reached in self._spoken(step, following, sender, outcome, awake):
                 hearers = [h for h in reached if (sender, h) not in late] if late else reached
                 if not self._good(message, outcome.bad, sender, round, step):
@@ -98,7 +100,7 @@ class Post:
                     if decoded is None:
                         continue
                     opened = decoded
-                    if not self._usable(opened, sender, hearers, round, step):
+                    if not self._usable(opened, sender, hearers, round, step, known):
                         continue
                     self._count(round, step, sender, direction, message, hearers)
                 for observe in self.observers:
@@ -184,13 +186,15 @@ class Post:
         return False
 
     def _usable(
-        self, message: Message, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step
-    ) -> bool:
+        self, message: Message, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step,
+        known: dict[NodeId, Node[Any]],
+    ) -> bool:  # fmt: skip
         """Whether the method finds nothing wrong in a message; it is asked for the first hearer."""
         if self.readers is None or not hearers:
             return True
-        reader = self.readers(hearers[0], round)
-        why = refusal(step.method, reader, sender, message, finite=True)
+        if hearers[0] not in known:
+            known[hearers[0]] = self.readers(hearers[0], round)
+        why = refusal(step.method, known[hearers[0]], sender, message, finite=True)
         if why is None:
             return True
         if sender == SERVER:

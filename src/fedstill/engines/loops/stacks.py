@@ -34,7 +34,7 @@ class Stack:
         self.gather = together(self.plans)
         carries = trees.columns([loop.carry for loop in loops])
         self.carry = [stacked(rows) for rows in carries]
-        rows = zip(*(trees.tensors(dict(loop.given)) for loop in loops), strict=True)
+        rows = trees.columns([dict(loop.given) for loop in loops])
         self.given = [shared_or_stacked(row) for row in rows]
         self.done: list[list[Tensor]] = []  # carries of finished loops, shortest first
         self.total = torch.zeros(len(loops), device=self.carry[0].device)
@@ -224,6 +224,15 @@ class StackRecorder:
         self.kinds.move_to_end(key)
         self.kinds[key].begin(carry, given)
         return self.kinds[key]
+
+
+def begin_as_one(loop: Loop[Any], other: Loop[Any]) -> bool:
+    """Whether loops do the same from the very same tensors, as clients with a common start do.
+
+    That is soon seen, and says without a look at shapes that they can be stacked.
+    """
+    carries = trees.same(loop.carry, other.carry) and trees.same(loop.given, other.given)
+    return carries and bool(loop.body == other.body)
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:

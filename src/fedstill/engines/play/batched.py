@@ -23,7 +23,7 @@ from fedstill.core.records import Direction, NodeId
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.graphs import CudaGraphs, Unrecordable
 from fedstill.engines.loops.memory_estimate import loops_that_fit
-from fedstill.engines.loops.stacks import Stack, StackRecorder
+from fedstill.engines.loops.stacks import Stack, StackRecorder, begin_as_one
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.experiment import Experiment
 
@@ -176,12 +176,18 @@ class Batched(InProcess):
         """Loops that can be stacked, no more at once than `stack_at_most`."""
         groups: dict[Any, list[Acting]] = {}
         known: dict[int, Any] = {}
+        latest: tuple[Loop[Any], list[Acting]] | None = None
         for actor in waiting:
             loop = actor.waiting
             assert loop is not None
+            if latest is not None and begin_as_one(loop, latest[0]):
+                latest[1].append(actor)
+                continue
             given = tuple((name, trees.shape(item, known)) for name, item in loop.given.items())
             key = (loop.body, trees.shape(loop.carry, known), given)
-            groups.setdefault(key, []).append(actor)
+            group = groups.setdefault(key, [])
+            group.append(actor)
+            latest = (loop, group)
         size = self.stack_at_most
         return [
             stackable[i : i + size]
