@@ -160,7 +160,8 @@ def _numbers(value: Any) -> int:
     if isinstance(value, Record):
         return sum(value.floats().values())
     if isinstance(value, dict):
-        return sum(_numbers(item) for item in value.values())
+        items = value.values()
+        return sum([i.numel() if isinstance(i, Tensor) else _numbers(i) for i in items])
     if isinstance(value, (list, tuple)):
         return sum(_numbers(item) for item in value)
     return 1 if isinstance(value, (int, float)) else 0
@@ -172,7 +173,8 @@ def _bytes(value: Any) -> int:
     if isinstance(value, Record):
         return sum(value.bytes().values())
     if isinstance(value, dict):
-        return sum(_bytes(item) for item in value.values())
+        items = value.values()
+        return sum([i.nbytes if isinstance(i, Tensor) else _bytes(i) for i in items])
     if isinstance(value, (list, tuple)):
         return sum(_bytes(item) for item in value)
     if isinstance(value, str):
