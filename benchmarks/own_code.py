@@ -35,7 +35,7 @@ import numpy as np
 from fedstill.commands.bench import machine
 from fedstill.core.errors import unknown
 from systems import beside, foreign
-from work import Work
+from work import Work, write_split
 
 HERE = Path(__file__).resolve().parent
 HALF = {"precision": "half"}
@@ -148,16 +148,7 @@ def workload(name: str, options: argparse.Namespace, place: Path) -> Work:
 
 def exported(work: Work, path: Path) -> Path:
     """The split's arrays in a file, as all systems read them."""
-    sites = beside.everybody(work).sites
-    first = sites[0]
-    assert all((site.mean, site.std) == (first.mean, first.std) for site in sites)
-    np.savez(
-        path, train_x=first.pool.inputs, train_y=first.pool.labels,
-        test_x=first.test.inputs, test_y=first.test.labels,
-        rows=np.concatenate([site.rows for site in sites]),
-        counts=np.array([len(site.rows) for site in sites]),
-        mean=np.array(first.mean), std=np.array(first.std),
-    )  # fmt: skip
+    write_split(path, beside.everybody(work).sites)
     return path
 
 

@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedstill.commands.bench import machine
 from fedstill.core.errors import FedstillError, unknown
 from fedstill.data import load
-from work import Work
+from work import Work, write_split
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parent / ".bench"  # made by `make bench-env`
@@ -202,15 +200,6 @@ def export(
         )
     except FedstillError as error:
         raise SystemExit(str(error)) from error
-    sites = found.sites
-    first = sites[0]
-    assert all((site.mean, site.std) == (first.mean, first.std) for site in sites)
     path = folder / f"{name}-{clients}.npz"
-    np.savez(
-        path, train_x=first.pool.inputs, train_y=first.pool.labels,
-        test_x=first.test.inputs, test_y=first.test.labels,
-        rows=np.concatenate([site.rows for site in sites]),
-        counts=np.array([len(site.rows) for site in sites]),
-        mean=np.array(first.mean), std=np.array(first.std),
-    )  # fmt: skip
+    write_split(path, found.sites)
     return {"data": str(path), "data_name": name, "data_dir": where, "clients": clients}

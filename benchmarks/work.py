@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,6 +76,19 @@ class Examples:
     @property
     def classes(self) -> int:
         return int(self.train_y.max()) + 1
+
+
+def write_split(path: Path, sites: Sequence[Any]) -> None:
+    """The arrays of fedstill's sites, which all hold parts of one pool, for `load`."""
+    first = sites[0]
+    assert all((site.mean, site.std) == (first.mean, first.std) for site in sites)
+    np.savez(
+        path, train_x=first.pool.inputs, train_y=first.pool.labels,
+        test_x=first.test.inputs, test_y=first.test.labels,
+        rows=np.concatenate([site.rows for site in sites]),
+        counts=np.array([len(site.rows) for site in sites]),
+        mean=np.array(first.mean), std=np.array(first.std),
+    )  # fmt: skip
 
 
 @cache

@@ -6,15 +6,12 @@ It keeps every model in a file between any two uses; that is its way and stays i
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from torch import Tensor, nn
 
-from systems import foreign
-from systems.pfllib import files, seeded, settings, timed
+from systems.pfllib import played, seeded, settings, timed
 from work import Rounds, Work, accuracy, network
 
 VERSIONS = ("torch",)
@@ -38,19 +35,7 @@ class Split(nn.Module):
 def run(work: Work) -> dict[str, object]:
     # It loads whole modules, which newer versions of torch refuse unless told; they are its own.
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-    absent = foreign.stood_in(UNUSED)
-    with (
-        tempfile.TemporaryDirectory() as place,
-        foreign.searched(foreign.folder(work, "HtFLlib", "system")),
-    ):
-        files(Path(place), work)
-        before = Path.cwd()
-        os.chdir(Path(place, "system"))
-        try:
-            found = trained(work)
-        finally:
-            os.chdir(before)
-    return {**found, "stood_in": absent}
+    return played(work, "HtFLlib", UNUSED, trained)
 
 
 def trained(work: Work) -> dict[str, object]:

@@ -6,10 +6,11 @@ are no part of the others' times either.
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,21 @@ SERVERS = {"fedavg": ("serveravg", "FedAvg"), "scaffold": ("serverscaffold", "SC
 
 
 def run(work: Work) -> dict[str, object]:
-    absent = foreign.stood_in(UNUSED)
+    return played(work, "PFLlib", UNUSED, trained)
+
+
+def played(
+    work: Work, repository: str, unused: Sequence[str], trained: Callable[[Work], dict[str, object]]
+) -> dict[str, object]:
+    """What training brings in a repository's copy, from a folder with the files that it reads."""
+    absent = foreign.stood_in(unused)
     with (
         tempfile.TemporaryDirectory() as place,
-        foreign.searched(foreign.folder(work, "PFLlib", "system")),
+        foreign.searched(foreign.folder(work, repository, "system")),
     ):
         files(Path(place), work)
-        before = Path.cwd()
-        os.chdir(Path(place, "system"))  # from where its paths count
-        try:
-            found = trained(work)
-        finally:
-            os.chdir(before)
-    return {**found, "stood_in": absent}
+        with chdir(Path(place, "system")):  # from where its paths count
+            return {**trained(work), "stood_in": absent}
 
 
 def files(place: Path, work: Work) -> None:

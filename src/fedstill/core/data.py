@@ -100,6 +100,21 @@ Gather = Callable[[int, int], list[tuple[list[int], B]]]
 class Batches(Sequence[B], Generic[B]):
     """What each step of a loop sees: has a length, and its items are made on demand."""
 
+    def at(self, step: int) -> B:
+        """The batch of a step that there is."""
+        raise IndexError(step)
+
+    @overload
+    def __getitem__(self, step: int) -> B: ...
+    @overload
+    def __getitem__(self, step: slice) -> Sequence[B]: ...
+    def __getitem__(self, step: int | slice) -> B | Sequence[B]:
+        if isinstance(step, slice):
+            return [self.at(i) for i in range(*step.indices(len(self)))]
+        if not 0 <= step < len(self):
+            raise IndexError(step)
+        return self.at(step)
+
     @classmethod
     def together(cls, plans: Sequence[Sequence[B]]) -> Gather[B]:
         """What gathers the batches of several plans, step by step."""
@@ -132,15 +147,7 @@ class Lazy(Batches[B]):
     def __len__(self) -> int:
         return self.steps
 
-    @overload
-    def __getitem__(self, step: int) -> B: ...
-    @overload
-    def __getitem__(self, step: slice) -> Sequence[B]: ...
-    def __getitem__(self, step: int | slice) -> B | Sequence[B]:
-        if isinstance(step, slice):
-            return [self[i] for i in range(*step.indices(self.steps))]
-        if not 0 <= step < self.steps:
-            raise IndexError(step)
+    def at(self, step: int) -> B:
         return self.make(step)
 
     def ahead(self, step: int, count: int) -> B | None:
@@ -171,13 +178,7 @@ class Plan(Batches[Batch]):
     def _begins(self) -> list[int]:
         return list(accumulate(self.sizes, initial=0))
 
-    @overload
-    def __getitem__(self, step: int) -> Batch: ...
-    @overload
-    def __getitem__(self, step: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, step: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(step, slice):
-            return [self[i] for i in range(*step.indices(len(self)))]
+    def at(self, step: int) -> Batch:
         return self.data.take(self.rows[step])
 
     def ahead(self, step: int, count: int) -> Batch | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 from fedstill.core.data import Batch, Batches, Plan, Pool, in_pools
 
@@ -27,15 +27,7 @@ class Fetched(Batches[Batch]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @overload
-    def __getitem__(self, step: int) -> Batch: ...
-    @overload
-    def __getitem__(self, step: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, step: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(step, slice):
-            return [self[i] for i in range(*step.indices(len(self)))]
-        if not 0 <= step < len(self):
-            raise IndexError(step)
+    def at(self, step: int) -> Batch:
         x, y = self.everything
         here = slice(self.begins[step], self.begins[step + 1])
         return Batch(x[here], y[here])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -117,13 +117,7 @@ class SeededBatches(Batches[Seeded]):
     def __len__(self) -> int:
         return len(self.plain)
 
-    @overload
-    def __getitem__(self, step: int) -> Seeded: ...
-    @overload
-    def __getitem__(self, step: slice) -> Sequence[Seeded]: ...
-    def __getitem__(self, step: int | slice) -> Seeded | Sequence[Seeded]:
-        if isinstance(step, slice):
-            return [self[i] for i in range(*step.indices(len(self)))]
+    def at(self, step: int) -> Seeded:
         return Seeded(self.plain[step], self.seeds[step])
 
     def ahead(self, step: int, count: int) -> Seeded | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstill.kernels import stacked_blocks
 from fedstill.kernels.stacked_blocks import (
     _empty,
     _launch_convolution,
@@ -42,25 +43,7 @@ def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int)
 
 def in_single(maps: Tensor) -> Tensor:
     """What a block returned, for the outside: in single precision, its gradient made louder."""
-    return _InSingle.apply(maps)  # type: ignore[no-untyped-call,no-any-return]
-
-
-class _InSingle(torch.autograd.Function):
-    """Gradients enter the blocks here."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(maps: Tensor) -> Tensor:
-        return maps.float()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return (grad * GAIN).half()
+    return stacked_blocks.in_single(maps, GAIN)
 
 
 class _Block(torch.autograd.Function):

@@ -78,9 +78,9 @@ def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int)
     return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
 
 
-def in_single(maps: Tensor) -> Tensor:
+def in_single(maps: Tensor, gain: float = GAIN) -> Tensor:
     """What a block returned, for the outside: in single precision, its gradient made louder."""
-    return _InSingle.apply(maps)  # type: ignore[no-untyped-call,no-any-return]
+    return _InSingle.apply(maps, gain)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _InSingle(torch.autograd.Function):
@@ -89,16 +89,16 @@ class _InSingle(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(maps: Tensor) -> Tensor:
+    def forward(maps: Tensor, gain: float) -> Tensor:
         return maps.float()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        _, ctx.gain = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return (grad * GAIN).half()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return (grad * ctx.gain).half(), None
 
 
 class _Block(torch.autograd.Function):
