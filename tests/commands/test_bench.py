@@ -85,6 +85,35 @@ def test_a_case_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     assert [row["note"] for row in bench.rows([found])] == [None, stacked["failed"]]
 
 
+def test_only_the_engines_and_precisions_asked_for_are_measured(tiny, tmp_path):
+    wanted = bench.Wanted(engines=("streams", "batched"), precisions=("half",))
+    sizes = BENCHMARKS["small-step"].full
+    kinds = wanted.cases("small-step", sizes, torch.device("cuda"))
+    assert [case.title for case in kinds] == ["streams, recorded, half", "batched, recorded, half"]
+    said = fedstill(
+        "bench", "small-step", "--engine", "batched", "--repeat", 1, "--out", tmp_path / "out"
+    )
+    assert said.code == 0
+    (written,) = [json.loads(file.read_text()) for file in (tmp_path / "out").iterdir()]
+    assert [case["engine"] for case in written["cases"]] == ["batched"]
+
+
+def test_a_case_that_no_benchmark_has_is_refused_before_anything_is_measured(tmp_path):
+    said = fedstill(
+        "bench", "small-step", "--device", "cpu", "--precision", "half", "--out", tmp_path / "out"
+    )
+    assert said.code == 2 and not (tmp_path / "out").exists()
+    assert "benchmark 'small-step' has no case with precision 'half' on cpu" in said.err
+    assert "in_process (tf32); batched (tf32)" in said.err
+
+
+def test_cases_are_handed_out_one_by_one_so_that_a_stopped_benchmark_keeps_them():
+    found = bench.as_measured("small-step", CPU, sizes=TINY["small-step"], repeat=1)
+    assert [case["engine"] for case in next(found)["cases"]] == ["in_process"]
+    assert [case["engine"] for case in next(found)["cases"]] == ["in_process", "batched"]
+    assert next(found, None) is None
+
+
 def test_recording_is_a_case_of_its_own_on_a_gpu():
     sizes = BENCHMARKS["matching"].full
     kinds = bench.cases(BENCHMARKS["matching"], sizes, torch.device("cuda"))

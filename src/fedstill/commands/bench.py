@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,22 +87,72 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names)) or [name for name in BENCHMARKS if BENCHMARKS[name].usual]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which cases to measure; what is left empty restricts nothing."""
+
+    engines: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
+    compile: bool = False  # also those by torch's compiler
+
+    def cases(self, name: str, sizes: Sizes, device: torch.device) -> list[Case]:
+        """Those of a benchmark; refused where none is left."""
+        offered = cases(BENCHMARKS[name], sizes, device, self.compile)
+        left = [case for case in offered if self._has(case)]
+        if left:
+            return left
+        asked = " and ".join(
+            f"{what} {' or '.join(map(repr, given))}"
+            for what, given in (("engine", self.engines), ("precision", self.precisions))
+            if given
+        )
+        had = "; ".join(f"{case.title} ({case.precision})" for case in offered)
+        raise BadValue([f"benchmark {name!r} has no case with {asked} on {device}; it has: {had}"])
+
+    def _has(self, case: Case) -> bool:
+        return (not self.engines or case.engine in self.engines) and (
+            not self.precisions or case.precision in self.precisions
+        )
+
+
+EVERY_CASE = Wanted()
+
+
 def measured(
-    name: str, device: torch.device, *, sizes: Sizes, repeat: int, compile: bool = False
+    name: str, device: torch.device, *, sizes: Sizes, repeat: int, wanted: Wanted = EVERY_CASE
 ) -> dict[str, Any]:
-    """Every case of a benchmark, as it is written to a file."""
+    """The cases of a benchmark, as they are written to a file."""
+    return list(as_measured(name, device, sizes=sizes, repeat=repeat, wanted=wanted))[-1]
+
+
+def as_measured(
+    name: str, device: torch.device, *, sizes: Sizes, repeat: int, wanted: Wanted = EVERY_CASE
+) -> Iterator[dict[str, Any]]:
+    """The same after each case, with those so far: nothing is lost when the work is stopped."""
+    benchmark = BENCHMARKS[name]
+    facts = machine()  # before the work, so that the load is that of others
+    found: list[Measured] = []
+    for case in wanted.cases(name, sizes, device):
+        own = replace(sizes, clients=case.clients)
+        found.append(_timed(benchmark, case, own, device, repeat))
+        yield _described(name, device, sizes, repeat, facts, found)
+
+
+def _described(
+    name: str,
+    device: torch.device,
+    sizes: Sizes,
+    repeat: int,
+    facts: Mapping[str, Any],
+    found: Sequence[Measured],
+) -> dict[str, Any]:
     benchmark = BENCHMARKS[name]
     network = benchmark.network(sizes)
-    facts = machine()  # before the work, so that the load is that of others
-    found = [
-        _timed(benchmark, case, replace(sizes, clients=case.clients), device, repeat)
-        for case in cases(benchmark, sizes, device, compile)
-    ]
     return {
         "benchmark": name,
         "what": benchmark.what,
         "device": str(device),
-        "machine": facts,
+        "machine": dict(facts),
         "settings": {
             **asdict(sizes),
             "shape": list(network.shape),

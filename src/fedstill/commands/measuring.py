@@ -24,6 +24,12 @@ def bench(
         bool | None,
         typer.Option("--small/--full", help="Sizes.  [default: full on CUDA, small on a CPU]"),
     ] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="Only this engine; may be given again.")
+    ] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="Only this precision; may be given again.")
+    ] = None,
     compile: Annotated[
         bool, typer.Option("--compile", help="Also with engine.compile, which takes minutes.")
     ] = False,
@@ -38,12 +44,18 @@ def bench(
     wanted = benches.chosen(names or [])
     where = Execution(device=device).torch_device
     reduced = where.type == "cpu" if small is None else small
+    sizes = {name: BENCHMARKS[name].sizes(reduced) for name in wanted}
+    only = benches.Wanted(tuple(engine or ()), tuple(precision or ()), compile)
+    for name in wanted:  # refused before anything is measured
+        only.cases(name, sizes[name], where)
     target = runs.fresh_folder(out)
     results = []
     for name in wanted:
-        sizes = BENCHMARKS[name].sizes(reduced)
-        results.append(benches.measured(name, where, sizes=sizes, repeat=repeat, compile=compile))
-        benches.write(results[-1], target)
+        for so_far in benches.as_measured(
+            name, where, sizes=sizes[name], repeat=repeat, wanted=only
+        ):
+            benches.write(so_far, target)
+        results.append(so_far)
     if form is Form.json:
         listings.print_json(results)
         return
