@@ -8,7 +8,8 @@ Their repositories are no part of this one. DIR has a copy of each, by these nam
     git clone https://github.com/clearsky0601/FL                   # DFRD/LightFed, DFRD's authors
     pip install --no-deps --target pfl-research pfl==0.6.0         # pfl-research
 
-MNIST from --data-dir, without it the embedded digits; both sides read one split of the same arrays.
+MNIST from --data-dir (CIFAR-10 in the row of its name), without it the embedded digits; both sides
+read one split of the same arrays.
 Every system is played in a process of its own, which is forked when torch and fedstill are loaded.
 """
 
@@ -57,6 +58,12 @@ def ours(title: str, module: str = "beside", **changes: Any) -> Side:
 STACKED = (ours("batched", engine="batched"), ours("batched, half", engine="batched", **HALF))
 ALONE = (ours("tf32", "ours"), ours("half", "ours", **HALF))
 ROWS = {
+    "cifar10": (
+        Side("plain PyTorch loop", "plain", {}),
+        Side("pfl-research", "pfl_copy", {}),
+        ours("streams", engine="streams"),
+        *STACKED,
+    ),
     "fedavg": (
         Side("PFLlib FedAvg", "pfllib", {}),
         *STACKED,
@@ -74,6 +81,7 @@ ROWS = {
 }
 
 LABELS = {
+    "cifar10": "FedAvg on CIFAR-10, two convolutions, 50 of 1000 clients, 25 rounds",
     "fedavg": "FedAvg, two convolutions, 20 of 100 clients",
     "scaffold": "SCAFFOLD, two convolutions, 20 of 100 clients",
     "fedproto": "FedProto, two convolutions, ten clients of at most 600 images",
@@ -120,7 +128,8 @@ def workload(name: str, options: argparse.Namespace, place: Path) -> Work:
     if options.data_dir is None:
         data: dict[str, Any] = {"data_name": "digits5", "data_dir": None}
     else:
-        data = {"data_name": "mnist", "data_dir": str(options.data_dir.resolve())}
+        held = "cifar10" if name == "cifar10" else "mnist"
+        data = {"data_name": held, "data_dir": str(options.data_dir.resolve())}
     shared = {"device": options.device, "code": str(options.code.resolve()), "method": name, **data}
     small = options.small
     if name == "matching":
@@ -133,6 +142,9 @@ def workload(name: str, options: argparse.Namespace, place: Path) -> Work:
     elif name == "lessons":
         clients, rounds, batch, turns = (3, 2, 8, 1) if small else (10, 3, 64, 10)
         work = Work("conv4", clients, clients, rounds, batch=batch, epochs=turns, size=32, **shared)
+    elif name == "cifar10":
+        clients, awake, rounds = (6, 3, 2) if small else (1000, 50, 25)
+        work = Work("two-conv", clients, awake, rounds, alpha=0.0, **{**shared, "method": "fedavg"})
     elif name in ("fedavg", "scaffold"):
         clients, awake, rounds = (6, 3, 2) if small else (100, 20, 12)
         work = Work(

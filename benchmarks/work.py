@@ -52,6 +52,7 @@ class Work:
     method: str = "fedavg"
     size: int | None = None  # of images, where it is not the data set's
     most: int = 0  # examples of a client; 0: all
+    alpha: float = 0.5  # of the Dirichlet split beside it; 0: even
     code: str | None = None
 
 

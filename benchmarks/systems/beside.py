@@ -19,9 +19,11 @@ VERSIONS = ("torch", "numpy")
 
 def everybody(work: Work) -> Collection:
     """The split: clients hold whole batches, since others leave a last incomplete one out."""
+    split: dict[str, object] = {"kind": "iid", "clients": work.clients}
+    if work.alpha:
+        split |= {"kind": "dirichlet", "alpha": work.alpha}
     found = load(
-        work.data_name, data_dir=work.data_dir, seed=0, size=work.size,
-        partition={"kind": "dirichlet", "clients": work.clients, "alpha": 0.5},
+        work.data_name, data_dir=work.data_dir, seed=0, size=work.size, partition=split
     )  # fmt: skip
     mixed = np.random.default_rng(0).permutation  # some of the others read in the order of the file
     sites = [

@@ -38,24 +38,31 @@ def played(
         tempfile.TemporaryDirectory() as place,
         foreign.searched(foreign.folder(work, repository, "system")),
     ):
-        files(Path(place), work)
+        Path(place, "dataset").symlink_to(files(work))
+        Path(place, "system").mkdir()
         with chdir(Path(place, "system")):  # from where its paths count
             return {**trained(work), "stood_in": absent}
 
 
-def files(place: Path, work: Work) -> None:
-    """Every client's examples, in the files that PFLlib and HtFLlib read."""
+def files(work: Work) -> Path:
+    """A folder beside the split with every client's examples, as PFLlib and HtFLlib read them.
+
+    It is written once: the split is every seed's.
+    """
     assert work.data is not None
+    folder = Path(work.data).with_suffix(".files")
+    if folder.exists():
+        return folder
     examples = load(work.data)
-    (place / "system").mkdir()
     for kind in ("train", "test"):
-        (place / "dataset" / "bench" / kind).mkdir(parents=True)
+        (folder / "bench" / kind).mkdir(parents=True)
     for client in range(work.clients):
         x, y = examples.of(client)
         for kind, rows in (("train", slice(None)), ("test", slice(1))):
             told = {"x": x[rows].numpy(), "y": y[rows].numpy()}
-            path = place / "dataset" / "bench" / kind / f"{client}.npz"
+            path = folder / "bench" / kind / f"{client}.npz"
             np.savez_compressed(path, data=np.array(told, dtype=object))
+    return folder
 
 
 def settings(work: Work, **more: Any) -> Namespace:

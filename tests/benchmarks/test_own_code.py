@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
 import own_code
 import profiles
 from fedstill.commands.bench_work import BENCHMARKS
-from systems import beside, foreign
+from systems import beside, foreign, pfllib
 from work import Work, load
 
 WORK = Work("two-conv", 3, 3, 1, batch=10, data_name="digits5")
@@ -55,6 +56,22 @@ def test_both_sides_read_one_split(tmp_path):
     held = load(str(path)).rows
     assert [len(rows) % 10 for rows in held] == [0, 0, 0]
     assert [rows.tolist() for rows in held] == [site.rows.tolist() for site in sites]
+
+
+def test_without_alpha_the_split_is_even():
+    held = [len(site.rows) for site in beside.everybody(replace(WORK, alpha=0.0)).sites]
+    assert held[0] % 10 == 0 and max(held) - min(held) in (0, 10)
+
+
+def test_files_of_a_split_are_written_once_for_all_seeds(tmp_path):
+    work = replace(WORK, data=str(own_code.exported(WORK, tmp_path / "split.npz")))
+    folder = pfllib.files(work)
+    first = folder / "bench" / "train" / "0.npz"
+    told = np.load(first, allow_pickle=True)["data"].tolist()  # as they do, of our own file
+    assert told["y"].tolist() == load(work.data).of(0)[1].tolist()
+    written = first.stat().st_mtime_ns
+    assert pfllib.files(replace(work, seed=1)) == folder
+    assert first.stat().st_mtime_ns == written
 
 
 def played(monkeypatch, run, works, limit=20):
