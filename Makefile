@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e
 
-.PHONY: demo demo-sites test test-gpu check bench-env clean
+.PHONY: demo demo-sites test style types suite test-gpu check bench-env clean
 
 $(VENV)/.for-demo: pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,13 +23,21 @@ demo: $(VENV)/.for-demo
 demo-sites: $(VENV)/.for-test
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/demo_sites.py
 
-check: $(VENV)/.for-test
+check: style types
+
+style: $(VENV)/.for-test
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
+
+types: $(VENV)/.for-test
 	$(BIN)/mypy
 
-test: check
+suite: $(VENV)/.for-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Types are checked beside the tests: mypy alone would leave the other core idle.
+test: style
+	$(MAKE) --jobs=2 types suite
 
 # With a torch for CUDA, which the environment of the other targets has not: PYTHON's own.
 test-gpu:

@@ -58,7 +58,8 @@ def tried_once(step: Callable[[], None]) -> Replay:
 @pytest.mark.parametrize("name", METHODS)
 def test_lessons_are_recorded_once_and_give_the_very_same(name: str, device: str) -> None:
     kind, changes = METHODS[name]
-    method = kind(**{**kind.presets["small"], "distil_steps": 2, **changes})
+    steps = {"generator_steps": 5, "distil_steps": 2}
+    method = kind(**{**kind.presets["small"], **steps, **changes})
     plain, _ = played(method, pictures(), 2, InProcess, device=device)
     replayed, _ = played(method, pictures(), 2, Replayed, device=device)
     later, _ = played(method, pictures(), 4, Replayed, device=device)

@@ -14,7 +14,7 @@ from worlds import World, engine_for, finished, played
 FAST = {"lr": 0.1, "batch_size": 8}
 BASE = FedAvg(**FAST)
 LITTLE: dict[str, Any] = {
-    "base": BASE, "iterations": 2, "generator_steps": 3, "distil_steps": 2, "generator_batch": 8,
+    "base": BASE, "iterations": 2, "generator_steps": 2, "distil_steps": 2, "generator_batch": 8,
     "generator_width": 8, "latent": 5,
 }  # fmt: skip
 

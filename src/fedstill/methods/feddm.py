@@ -95,8 +95,8 @@ class FedDM(Method):
                   "server_augmentation": "none"},
         "real": {"upload": "real"},
         "noise": {"start": "noise", "steps": 1000, "pixel_lr": 1.0},
-        "small": {"per_class": 3, "steps": 5, "real_batch": 8, "server_lr": 0.1,
-                  "server_epochs": 10, "server_batch": 8},
+        "small": {"per_class": 2, "steps": 4, "real_batch": 8, "server_lr": 0.1,
+                  "server_epochs": 5, "server_batch": 8},
     }  # fmt: skip
 
     per_class: Count = 10

@@ -98,8 +98,8 @@ class FedDualMatch(Method):
             "tune_fall": "cosine", "tune_within": "first_ball",
         },
         "small": {
-            "per_class": 3, "steps": 5, "real_batch": 8, "samplings": 2, "sampling_steps": 2,
-            "tune_epochs": 8, "tune_batch": 8, "tune_lr": 0.02,
+            "per_class": 2, "steps": 4, "real_batch": 8, "samplings": 2, "sampling_steps": 2,
+            "tune_epochs": 4, "tune_batch": 8, "tune_lr": 0.05,
         },
     }  # fmt: skip
 
