@@ -45,6 +45,8 @@ def test_all_of_one_file_runs_and_resumes_from_anywhere(
     rows = list(csv.DictReader((runs[0] / "metrics.csv").read_text().splitlines()))
     sure = [float(row["value"]) for row in rows if row["name"] == "confidence"]
     assert sure and all(1 / 3 <= value <= 1 for value in sure)
+    right = [float(row["value"]) for row in rows if row["name"] == "accuracy"]
+    assert right[-1] > 0.9  # the three kinds of stripes are told apart
     written = tomllib.loads((runs[0] / "recipe.toml").read_text())
     assert written["models"]["name"] == f"{folder / 'mine.py'}:Net"
     assert written["method"]["pull"] == 0.01
