@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from fedstill.commands import grids
 from fedstill.commands.cli import app
 from fedstill.logbook import FolderLog, Number, Traffic, read_rows, summarise, write_summary
 from fedstill.logbook.reader import read_run
 from fedstill.report.curves import within
+from small_recipes import fedstill
 
 
 def test_the_demo_plays_both_parts_says_why_averaging_cannot_run_and_writes_a_report(
@@ -25,6 +28,24 @@ def test_the_demo_plays_both_parts_says_why_averaging_cannot_run_and_writes_a_re
     assert "rounds for" in said
     page = (tmp_path / "d" / "report.html").read_text(encoding="utf-8")
     assert "Demonstration" in page and '"desa"' in page
+
+
+@pytest.mark.parametrize(("cores", "at_once"), [(1, 1), (2, 2), (64, 3)])
+def test_runs_are_played_side_by_side_the_longest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int
+) -> None:
+    seen: list[tuple[list[str], int]] = []
+
+    def watched(cells: Any, going: grids.Going) -> grids.Tally:
+        seen.append(([cell.recipe.label for cell in cells], going.parallel))
+        return grids.Tally(6, failed=[(cells[0], "it broke")])
+
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(grids, "play_all", watched)
+    said = fedstill("demo", "--out", tmp_path / "d")
+    assert seen == [(["feddm", "desa", "fedproto", "local", "scaffold", "fedavg"], at_once)]
+    assert said.code != 0 and "1 of 6 runs failed" in said.err
+    assert f"6 runs, {at_once} at a time" in said.err
 
 
 def test_a_budget_buys_the_rounds_that_it_pays_for(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -195,44 +196,83 @@ def test_a_kill_at_any_line_leaves_a_checkpoint(
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     template, folder = tmp_path / "template", tmp_path / "run"
     before = situation(template)
-    for number in count(0, 4):  # lines between two calls to the system leave the same on disk
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    changing = lines_that_change(folder)
+    assert_usable(folder, before)
+    assert len(changing) > 10
+    for number in changing:
+        shutil.rmtree(folder)
         shutil.copytree(template, folder)
         child = os.fork()
         if child == 0:
             write_and_die(folder, number)
         _, status = os.waitpid(child, 0)
-        assert_usable(folder, before)
-        if os.waitstatus_to_exitcode(status) == 0:
-            assert number > 50
-            return
         assert os.waitstatus_to_exitcode(status) == DIED
+        assert_usable(folder, before)
 
 
 DIED = 9
 
 
+def lines_that_change(folder: Path) -> list[int]:
+    """After how many lines of writing round 3 the folder is another than a line before.
+
+    A kill at any other line leaves on the disk what a kill at one of these leaves.
+    """
+    changing, held = [], None
+
+    def look(number: int) -> None:
+        nonlocal held
+        found = on_disk(folder)
+        if found != held:
+            held = found
+            changing.append(number)
+
+    with line_by_line(look):
+        write_round(folder, 3, keep=1)
+    return changing
+
+
+def on_disk(folder: Path) -> list[tuple[str, int, int]]:
+    """Every file and folder with its size and the time it was changed."""
+    states = [(str(path), path.lstat()) for path in sorted(folder.rglob("*"))]
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+
+
 def write_and_die(folder: Path, lines: int) -> None:
     """Write round 3, but end this process without any tidying after so many lines."""
-    sources = {checkpoint.__file__, files.__file__, shutil.__file__}
-    left = lines
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in sources:
-            return None
-        if event == "line":
-            if left == 0:
-                os._exit(DIED)
-            left -= 1
-        return trace
+    def die(number: int) -> None:
+        if number == lines:
+            os._exit(DIED)
 
     try:
-        sys.settrace(trace)
-        write_round(folder, 3, keep=1)
+        with line_by_line(die):
+            write_round(folder, 3, keep=1)
         os._exit(0)
     finally:
         os._exit(1)
+
+
+@contextmanager
+def line_by_line(act: Callable[[int], None]) -> Iterator[None]:
+    """Act before every line of what writes checkpoints, told how many there were."""
+    sources = {checkpoint.__file__, files.__file__, shutil.__file__}
+    number = count()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in sources:
+            return None
+        if event == "line":
+            act(next(number))
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(outer)
 
 
 def plays(act: Callable[[], Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,16 @@ def residual(**options: Any) -> World:
     return World(parties, model)
 
 
+@cache
+def averaged(world: Any, weighting: Any) -> tuple[InProcess, MemoryLog]:
+    return played(FedAvg(weighting=weighting, **SMALL), world(), 3)
+
+
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("world", [vectors, pictures, residual])
 def test_full_width_for_all_is_fedavg_bit_for_bit(kind: type[HeteroFL], world: Any) -> None:
     for weighting in ("examples", "uniform"):
-        plain, log = played(FedAvg(weighting=weighting, **SMALL), world(), 3)  # type: ignore[arg-type]
+        plain, log = averaged(world, weighting)
         same, other = played(kind(weighting=weighting, rho=0, **SMALL), world(), 3)  # type: ignore[arg-type]
         assert weights_of(plain).keys() == weights_of(same).keys()
         for name, tensor in weights_of(plain).items():

@@ -8,17 +8,22 @@ import webbrowser
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstill.commands import grids, listings
-from fedstill.commands.options import Quick, Quiet
+from fedstill.commands.options import SPEECH, Quick, Quiet
+
+if TYPE_CHECKING:
+    from fedstill.runs.grid import Cell
 
 PARTS = {
     "networks": "Five sites with different looks and different networks",
     "bytes": "One common network, and a budget of bytes",
 }
+LONGEST_FIRST = ("feddm", "desa", "fedproto", "local", "scaffold", "fedavg")
+AT_ONCE = 3  # processes; more would wait for the longest run
 
 
 def demo(
@@ -37,13 +42,20 @@ def demo(
     from fedstill.runs import recipes as runs
 
     target = runs.fresh_folder(out)
-    for number, (part, title) in enumerate(PARTS.items(), start=1):
+    recipes = {
+        part: Path(str(files("fedstill") / "recipes" / f"demo-{part}.toml")) for part in PARTS
+    }
+    cells = {
+        part: _cells(recipe, target / f"{number}-{part}", quick=quick)
+        for number, (part, recipe) in enumerate(recipes.items(), start=1)
+    }
+    _play([cell for some in cells.values() for cell in some], target, job.obj, quick, quiet)
+    for part, title in PARTS.items():
         typer.echo(f"\n{title}")
-        recipe = Path(str(files("fedstill") / "recipes" / f"demo-{part}.toml"))
-        folders = _played(recipe, target / f"{number}-{part}", job.obj, quick=quick, quiet=quiet)
+        folders = [cell.folder for cell in cells[part]]
         listings.console().print(comparison(folders).as_rich())
         if part == "networks":
-            typer.echo(f"fedavg: {_refused(recipe)}")
+            typer.echo(f"fedavg: {_refused(recipes[part])}")
         else:
             listings.print_rows(budget_rows(folders), listings.Form.table)
     page = target / "report.html"
@@ -54,17 +66,26 @@ def demo(
     typer.echo("next: fedstill show desa · fedstill methods · fedstill data")
 
 
-def _played(recipe: Path, target: Path, line: Any, *, quick: bool, quiet: bool) -> Sequence[Path]:
-    """The folders of a recipe's runs."""
+def _cells(recipe: Path, target: Path, *, quick: bool) -> Sequence[Cell]:
+    """The runs of a recipe."""
     from fedstill import recipe as config
     from fedstill.recipe.grid import grid_of
     from fedstill.runs import grid as of_runs
 
     tables = config.read_recipe(recipe, quick=quick)
     config.checked(tables)
-    cells = of_runs.cells_of(grid_of(tables), target)
-    grids.play_all(cells, grids.Going(target, quiet, line=line, named=False))
-    return [cell.folder for cell in cells]
+    return of_runs.cells_of(grid_of(tables), target)
+
+
+def _play(cells: Sequence[Cell], target: Path, line: Any, quick: bool, quiet: bool) -> None:
+    """Play all runs, the longest first, and as many at once as there are cores for."""
+    ordered = sorted(cells, key=lambda cell: LONGEST_FIRST.index(cell.recipe.label))
+    alone = quick or line is not None  # processes take longer to start than quick runs to play
+    beside = 1 if alone else min(os.cpu_count() or 1, AT_ONCE)
+    if not quiet and not SPEECH.quiet:
+        typer.echo(f"fedstill: {len(cells)} runs, {beside} at a time", err=True)
+    going = grids.Going(target, quiet, parallel=beside, line=line, named=False)
+    grids.refuse_failed(grids.play_all(ordered, going))
 
 
 def _refused(recipe: Path) -> str:

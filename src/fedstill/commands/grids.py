@@ -63,11 +63,11 @@ def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
     if len(cells) > 1 or grid.select:
         grids.write_grid(grid, cells, out)
     if grid.search:
-        cells = grids.search(grid, out, lambda some: _refuse_failed(play_all(some, going)))
+        cells = grids.search(grid, out, lambda some: refuse_failed(play_all(some, going)))
     else:
         tally = play_all(cells, going)
         if not grid.select:
-            _refuse_failed(tally)
+            refuse_failed(tally)
         elif tally.elsewhere:
             typer.echo(
                 "fedstill: values are chosen when all have ended; then give this command again "
@@ -92,7 +92,7 @@ def _test_chosen(grid: Grid, cells: Sequence[Cell], going: Going) -> None:
     tested = grids.chosen_cells(grid, choices, going.out)
     grids.check_same_grid(tested, going.out)
     grids.write_grid(grid, [*cells, *tested], going.out)
-    _refuse_failed(play_all(tested, going))
+    refuse_failed(play_all(tested, going))
 
 
 def run_cell(grid: Grid, going: Going, number: int) -> None:
@@ -108,7 +108,7 @@ def run_cell(grid: Grid, going: Going, number: int) -> None:
     grids.check_same_grid(cells[number : number + 1], going.out)
     if len(cells) > 1:
         grids.write_grid(grid, cells, going.out)
-    _refuse_failed(play_all([cells[number]], going))
+    refuse_failed(play_all([cells[number]], going))
 
 
 def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
@@ -148,7 +148,8 @@ def play_all(cells: Sequence[Cell], going: Going) -> Tally:
     return tally
 
 
-def _refuse_failed(tally: Tally) -> None:
+def refuse_failed(tally: Tally) -> None:
+    """End the command where runs failed."""
     if tally.failed:
         from fedstill.core.errors import FedstillError
 
