@@ -6,15 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from fedstill.commands import show
 from fedstill.commands.listings import Form, markdown, method_rows, print_rows, short_citation
-from fedstill.commands.show import quick
+from fedstill.engines.play.rehearsal import quick
 from fedstill.methods import METHODS
 from fedstill.models import MLP, ConvNet
 from small_recipes import CLIENTS, fedstill, write_recipe
@@ -70,7 +68,6 @@ def test_show_counts_logits_for_a_stated_number_of_public_examples():
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(show, "shown", cache(show.shown))  # rehearsed once for both forms
     found = shown("show", name)
     assert found["steps"] and all(step["purpose"] for step in found["steps"])
     said = fedstill("show", name).out

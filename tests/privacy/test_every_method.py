@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core import Data, Method, Node, trees
+from fedstill.core import Data, Method, Node, Weights, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.release import Spending, Terms
+from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.budget import planned
 from fedstill.methods import METHODS
-from fedstill.models import MLP
+from fedstill.models import MLP, ConvNet
 from fedstill.parts.learning import private_training
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Privacy
@@ -38,6 +40,7 @@ MAY_TELL = {
 }
 STACKED = {"feddm", "feddualmatch", "desa", "fedavg", "fedgen", "fedproto", "scaffold", "vhl"}
 REFUSED = {"centralised": "hand_over"}  # the step that would hand records over
+ON_HOST = Execution(device="cpu")
 WHOLE = 64  # a batch that holds everything: rate 1, so that no accountant is needed
 
 
@@ -77,6 +80,21 @@ def test_a_method_with_a_budget_spends_it_in_every_engine_alike(name: str) -> No
 def test_a_method_that_hands_records_over_is_refused_by_the_name_of_its_step(name: str) -> None:
     with pytest.raises(BadValue, match=f"cannot be private as it stands: its step {REFUSED[name]}"):
         worlds.played(METHODS[name](), worlds.pictures(), 1, privacy=BUDGET)
+
+
+@pytest.mark.parametrize("name", sorted({*METHODS} - {*REFUSED}))
+def test_the_noise_is_found_without_a_network_working_on_more_than_one_example(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, true = [0], ConvNet.stages
+
+    def stages(self: ConvNet, weights: Weights, x: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(len(x))
+        return true(self, weights, x)
+
+    monkeypatch.setattr(ConvNet, "stages", stages)
+    uses = planned(worlds.experiment(private(name), worlds.pictures(), 2, privacy=BUDGET), ON_HOST)
+    assert all(uses.values()) and max(seen) <= 1
 
 
 def test_batch_norm_mixes_records_and_is_refused() -> None:
