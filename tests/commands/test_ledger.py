@@ -48,6 +48,11 @@ def test_runs_are_set_beside_a_paper_and_kept_with_what_was_changed(tmp_path: Pa
     scored = json.loads((tmp_path / "a" / "summary.json").read_text())["average_accuracy"]
     assert cell["ours"] == pytest.approx(100 * scored, abs=1e-3)
     assert cell["difference"] == pytest.approx(100 * scored - 50, abs=1e-3)
+    (papers / "runs" / "small.json").unlink()
+    assert fedstill("ledger", tmp_path / "a", *common, "--add", "--claims-only").code == 0
+    assert json.loads((papers / "runs" / "small.json").read_text())[0]["claims_only"] is True
+    assert json.loads(fedstill("ledger", *common, "--format", "json").out)["cells"] == []
+    assert fedstill("ledger", tmp_path / "a", *common, "--add").code == 0  # kept as a whole run
     out = tmp_path / "ledger.md"
     assert fedstill("ledger", *common, "--write", out).code == 0
     assert "| table 1 | stripes | fedavg | average | 50.00 |" in out.read_text()

@@ -116,6 +116,24 @@ def test_a_cell_that_was_not_measured_has_no_row(folder: Path) -> None:
     assert ledger.claims[0].judgement == "not measured"
 
 
+def test_a_run_for_claims_alone_stands_beside_no_printed_number(folder: Path) -> None:
+    """And it is read back as what it was kept as."""
+    short = ("run.rounds=2",)
+    kept = [
+        Entry("a/digits", label, seed, {"average_accuracy": score}, short, claims_only=True)
+        for label, seed, score in (
+            ("fedavg", 0, 0.62), ("fedavg", 1, 0.64), ("fedprox", 0, 0.60), ("fedprox", 1, 0.61),
+        )
+    ]  # fmt: skip
+    (folder / "runs").mkdir()
+    (folder / "runs" / "a-digits.json").write_text(entries_text(kept))
+    ledger = ledger_of(folder)
+    assert ledger.rows == ()
+    judged = ledger.claims[0]
+    assert (judged.mean, judged.changes) == (pytest.approx(2.5), short)  # of 2 and 3 points
+    assert judged.judgement == "undecided"  # 12.7 times 0.5 points on either side
+
+
 def test_runs_as_the_recipe_has_them_come_before_changed_ones(folder: Path) -> None:
     changed = Entry("a/digits", "fedavg", 1, {"average_accuracy": 0.5}, ("method.lr=1.0",))
     found = row(ledger_of(folder, [changed, run("fedavg", 0, 0.9)]), "fedavg")

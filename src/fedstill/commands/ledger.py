@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,12 @@ def ledger(
     add: Annotated[
         bool, typer.Option("--add", help="Keep the given runs in the ledger, as runs/*.json.")
     ] = False,
+    claims_only: Annotated[
+        bool,
+        typer.Option(
+            "--claims-only", help="The given runs count for claims alone, since they are short."
+        ),
+    ] = False,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the ledger as a page of Markdown.")
     ] = None,
@@ -46,7 +53,10 @@ def ledger(
     from fedstill.report.layout import Fitting
     from fedstill.report.ledger import ledger_of
 
-    entries = [entry_of(folder, recipes) for folder in run_folders(folders or [])]
+    entries = [
+        replace(entry_of(folder, recipes), claims_only=claims_only)
+        for folder in run_folders(folders or [])
+    ]
     if add:
         for path in kept(papers, entries):
             typer.echo(f"kept: {path}", err=True)

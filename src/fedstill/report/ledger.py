@@ -53,6 +53,7 @@ class Entry:
     summary: Mapping[str, Any]
     changes: tuple[str, ...] = ()  # of the recipe's values that decide numbers
     origin: str = ""  # device, precision, and where the numbers were written down first
+    claims_only: bool = False  # too short to stand beside a printed number
 
     def score(self, name: str, target: str | None = None) -> float | None:
         """A score in per cent; None where the run does not have it."""
@@ -159,7 +160,8 @@ def ledger_of(folder: Path | str, more: Iterable[Entry] = ()) -> Ledger:
 def row_of(cell: Cell, entries: Sequence[Entry], readings: Sequence[Reading]) -> Row | None:
     """The cell with the mean of its runs; runs as the recipe has them, or else changed ones."""
     pairs = [(recipe, cell.label) for recipe in cell.recipes]
-    by_seed, changes = measured(pairs, cell.score, cell.target, entries)
+    whole = [entry for entry in entries if not entry.claims_only]
+    by_seed, changes = measured(pairs, cell.score, cell.target, whole)
     if not by_seed:
         return None
     ours = _mean(list(by_seed.values()))
@@ -277,6 +279,7 @@ def entries_text(entries: Iterable[Entry]) -> str:
             "seed": entry.seed,
             "changes": list(entry.changes),
             "origin": entry.origin,
+            **({"claims_only": True} if entry.claims_only else {}),
             "summary": entry.summary,
         }
         for entry in entries
@@ -308,6 +311,7 @@ def _entry(table: Mapping[str, Any]) -> Entry:
         dict(table["summary"]),
         tuple(table.get("changes", ())),
         table.get("origin", ""),
+        bool(table.get("claims_only", False)),
     )
 
 

@@ -29,7 +29,8 @@ MEANING = (
     "the paper scored, so nothing follows.",
     "A claim is judged by the differences of runs with equal seeds: *confirmed* or *refuted* where "
     "the 95 % interval of their mean (Student's) lies on one side of zero, else *undecided*; with "
-    "one seed always undecided.",
+    "one seed always undecided. Runs that were cut long before the paper's last round count for "
+    "claims alone, and what was changed is said beside them.",
 )
 
 
