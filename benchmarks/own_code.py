@@ -22,7 +22,7 @@ import multiprocessing
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -71,7 +71,11 @@ ROWS = {
     ),
     "scaffold": (Side("PFLlib SCAFFOLD", "pfllib", {}), STACKED[0]),
     "fedproto": (Side("HtFLlib FedProto", "htfllib", {}), STACKED[0]),
-    "fedgen": (Side("HtFLlib FedGen", "htfllib", {}), STACKED[0]),
+    "fedgen": (
+        Side("HtFLlib FedGen, its generator kept", "htfllib", {"mended": True}),
+        Side("HtFLlib FedGen as it is", "htfllib", {}),
+        STACKED[0],
+    ),
     "matching": (Side("main_DM.py of its authors", "dm_authors", {}), *ALONE),
     "lessons": (
         Side("DFRD server of its authors", "dfrd_authors", {}),
@@ -110,16 +114,18 @@ def main() -> None:
     foreign.importable("torchvision")  # what takes long to load is loaded once
     found: dict[str, Any] = {
         "table": "own_code", "baseline": "", "when": time.strftime("%Y-%m-%d"),
-        "small": options.small, "seeds": options.seeds, "device": options.device, "rows": [],
+        "small": options.small, "seeds": options.seeds, "device": options.device,
+        "machine": looked_at(), "rows": [],
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"own_code-{'-'.join(options.rows)}.json"
     with tempfile.TemporaryDirectory() as place:
         for name in options.rows:
-            found["rows"].append(measured(name, workload(name, options, Path(place)), options))
-            path = options.out / f"own_code-{'-'.join(options.rows)}.json"
-            path.write_text(json.dumps(found) + "\n")
-        # Last: whoever looks at the GPU can fork no more.
-        path.write_text(json.dumps({**found, "machine": machine()}) + "\n")
+            work = workload(name, options, Path(place))
+            found["rows"].append(described(name, work))
+            for system in measured(name, work, options):  # what is measured is kept, come what may
+                found["rows"][-1]["systems"].append(system)
+                path.write_text(json.dumps(found) + "\n")
     print(f"→ {path}")
 
 
@@ -164,25 +170,34 @@ def exported(work: Work, path: Path) -> Path:
     return path
 
 
-def measured(name: str, work: Work, options: argparse.Namespace) -> dict[str, Any]:
-    """Everybody's runs of one row, as page.py reads them."""
-    systems = []
+def looked_at() -> dict[str, Any]:
+    """The machine, seen by a process of its own: whoever looks at a GPU can fork no more."""
+    with multiprocessing.get_context("fork").Pool(1) as apart:
+        return apart.apply(machine)
+
+
+def described(name: str, work: Work) -> dict[str, Any]:
+    """A row as page.py reads it, before anybody has played."""
+    hidden = ("data", "data_dir", "code", "launched", "seed", "engine", "precision", "device")
+    return {
+        "label": LABELS[name], "unit": "an iteration" if work.per_class else "a round",
+        "parts": work.rounds if work.per_class else 1, "baseline": ROWS[name][0].title,
+        "work": {key: value for key, value in vars(work).items() if key not in hidden},
+        "systems": [],
+    }  # fmt: skip
+
+
+def measured(name: str, work: Work, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Everybody's runs of one row, one after the other."""
     for side in ROWS[name]:
         told = replace(work, **side.changes)
         runs, why = forked(
             side, [replace(told, seed=at) for at in range(options.seeds)], options.limit
         )
-        systems.append({"system": side.title, "title": side.title, "runs": runs, "skipped": why})
         parts = work.rounds if work.per_class else 1
         said = [f"{median_ms(run) / parts:.2f} ms, {100 * run['accuracy']:.2f} %" for run in runs]
         print(f"{name} · {side.title}: {'; '.join([*said, why or ''])}", flush=True)
-    hidden = ("data", "data_dir", "code", "launched", "seed", "engine", "precision", "device")
-    return {
-        "label": LABELS[name], "unit": "an iteration" if work.per_class else "a round",
-        "parts": work.rounds if work.per_class else 1, "baseline": systems[0]["system"],
-        "work": {key: value for key, value in vars(work).items() if key not in hidden},
-        "systems": systems,
-    }  # fmt: skip
+        yield {"system": side.title, "title": side.title, "runs": runs, "skipped": why}
 
 
 def median_ms(run: dict[str, Any]) -> float:

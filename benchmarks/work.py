@@ -54,6 +54,7 @@ class Work:
     most: int = 0  # examples of a client; 0: all
     alpha: float = 0.5  # of the Dirichlet split beside it; 0: even
     code: str | None = None
+    mended: bool = False  # with the fault that its module tells of taken out
 
 
 @dataclass(frozen=True, eq=False)

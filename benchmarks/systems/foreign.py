@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,23 @@ class StandIn(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return MagicMock(name=f"{self.__name__}.{name}")
+
+
+class Within(MetaPathFinder, Loader):
+    """Whatever is imported from inside a stand-in is one too."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        parent = sys.modules.get(name.rpartition(".")[0])
+        return ModuleSpec(name, self) if isinstance(parent, StandIn) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """There is nothing to run."""
+
+
+sys.meta_path.append(Within())
 
 
 def importable(name: str) -> bool:
@@ -69,7 +87,19 @@ def searched(*folders: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-        for name in set(sys.modules) - known:
-            origin = getattr(sys.modules[name], "__file__", None) or ""
-            if any(origin.startswith(str(path)) for path in folders):
-                del sys.modules[name]
+        theirs = {name for name in set(sys.modules) - known if lies_in(sys.modules[name], folders)}
+        inner = {name for name in sys.modules if theirs & set(parents(name))}
+        for name in theirs | inner:
+            del sys.modules[name]
+
+
+def lies_in(module: ModuleType, folders: Sequence[Path]) -> bool:
+    """Whether a module, or a package without a file of its own, comes from one of these folders."""
+    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+    return any(place.startswith(str(folder)) for place in places for folder in folders)
+
+
+def parents(name: str) -> list[str]:
+    """The packages that a module is within."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]

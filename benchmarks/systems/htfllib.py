@@ -1,6 +1,8 @@
 """FedProto and FedGen by HtFLlib's own servers and clients, their code unchanged.
 
-It keeps every model in a file between any two uses; that is its way and stays in its times.
+It keeps every model in a file between any two uses; that is its way and stays in its times. But
+for FedGen's generator, which it trains in every round and does not put back: clients go on with the
+untrained one. `mended` puts it back.
 """
 
 from __future__ import annotations
@@ -54,10 +56,33 @@ def trained(work: Work) -> dict[str, object]:
         work, models=["bench_network()"], models_folder_name="", feature_dim=last.in_features,
         lamda=1.0, server_epochs=50, save_folder_name="items", **GENERATOR,
     )  # fmt: skip
-    server = timed(getattr(servers, name), rounds)(told, 0)
+    kind = timed(getattr(servers, name), rounds)
+    server = (keeping(kind, servers) if work.mended else kind)(told, 0)
     seeded(work.seed)
     server.train()
     return rounds.result(reached(server, items, work))
+
+
+def keeping(kind: type[Any], servers: Any) -> type[Any]:
+    """A server of theirs that puts the generator back when it has trained it."""
+
+    class Keeping(kind):  # type: ignore[misc]
+        def train_generator(self) -> None:
+            load, loaded = servers.load_item, {}
+
+            def remembered(role: str, name: str, folder: str) -> Any:
+                return loaded.setdefault(name, load(role, name, folder))
+
+            servers.load_item = remembered
+            try:
+                super().train_generator()
+            finally:
+                servers.load_item = load
+            servers.save_item(
+                loaded["generative_model"], self.role, "generative_model", self.save_folder_name
+            )
+
+    return Keeping
 
 
 def reached(server: Any, items: Any, work: Work) -> float:

@@ -25,7 +25,10 @@ def test_a_package_that_is_not_here_is_stood_in_for_and_others_are_not():
     from no_such_package.inner import anything
 
     assert anything is not None and not isinstance(sys.modules["json"], foreign.StandIn)
-    for name in ("no_such_package", "no_such_package.inner"):
+    from no_such_package.inner.deeper import more
+
+    assert more is not None
+    for name in ("no_such_package", "no_such_package.inner", "no_such_package.inner.deeper"):
         del sys.modules[name]
 
 
@@ -38,6 +41,20 @@ def test_what_was_found_in_a_copy_is_forgotten_afterwards(tmp_path):
 
             assert answer == common_name.ANSWER
     assert "common_name" not in sys.modules
+
+
+def test_packages_without_a_file_are_forgotten_with_the_one_they_are_in(tmp_path):
+    """As in a copy in which one folder has an __init__.py and the folders in it have none."""
+    (tmp_path / "outer_name" / "bare").mkdir(parents=True)
+    (tmp_path / "outer_name" / "__init__.py").write_text("")
+    (tmp_path / "outer_name" / "bare" / "leaf.py").write_text("ANSWER = 7")
+    for _ in range(2):  # the second time failed when `bare` was still known
+        with foreign.searched(tmp_path):
+            from outer_name.bare import leaf
+
+            sys.modules["outer_name.added"] = ModuleType("outer_name.added")
+            assert leaf.ANSWER == 7
+        assert not [name for name in sys.modules if name.startswith("outer_name")]
 
 
 def test_a_missing_copy_is_named(tmp_path):
