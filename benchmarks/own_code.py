@@ -64,11 +64,7 @@ ROWS = {
         ours("streams", engine="streams"),
         *STACKED,
     ),
-    "fedavg": (
-        Side("PFLlib FedAvg", "pfllib", {}),
-        *STACKED,
-        Side("pfl-research", "pfl_copy", {}),
-    ),
+    "fedavg": (Side("PFLlib FedAvg", "pfllib", {}), *STACKED),
     "scaffold": (Side("PFLlib SCAFFOLD", "pfllib", {}), STACKED[0]),
     "fedproto": (Side("HtFLlib FedProto", "htfllib", {}), STACKED[0]),
     "fedgen": (
