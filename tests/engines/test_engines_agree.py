@@ -35,6 +35,7 @@ from fedstill.core import (
     algebra,
     at_clients,
     minimize,
+    precision,
     seeds,
     trees,
 )
@@ -724,6 +725,29 @@ def test_streams_stack_what_stacks_well(least: int, monkeypatch: pytest.MonkeyPa
     assert_agree(Synthetic(), world, SideBySide)  # trains images, not networks
     assert_agree(ExampleByExample(), world, SideBySide)  # kernels for stacks make plain gradients
     assert not sizes
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers", "stacked"), [("half", 24, True), ("half", 23, False), ("tf32", 24, False)]
+)
+def test_streams_stack_networks_without_kernels_whose_steps_are_slight(
+    asked: precision.Precision, numbers: int, stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    plain = Stack.__init__
+
+    def counted(self: Stack, loops: Sequence[Loop[Any]], *more: Any) -> None:
+        sizes.append(len(loops))
+        plain(self, loops, *more)
+
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    monkeypatch.setattr(streams, "STACK", 2)
+    monkeypatch.setattr(streams, "SLIGHT", numbers)
+    monkeypatch.setattr(Stack, "__init__", counted)
+    world = vectors((20, 27, 23))
+    with precision.using(asked):
+        assert_agree(Invented(), world, SideBySide)  # six examples of four numbers in a batch
+    assert bool(sizes) == stacked
 
 
 def assert_rounded(left: Any, right: Any) -> None:

@@ -9,7 +9,7 @@ from fedstill.core import Weights
 from fedstill.core.seeds import generator
 from fedstill.models import AlexNet, ConvNet
 from fedstill.parts import passes
-from fedstill.parts.passes import features_at_rest, features_of_both
+from fedstill.parts.passes import both_seen, features_at_rest
 
 SHAPE = (1, 8, 8)
 ALONE = [ConvNet(SHAPE, 3, depth=1, width=4), AlexNet(SHAPE, 3, width=4)]
@@ -26,7 +26,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("model", ALONE, ids=lambda model: model.title)
-def test_one_pass_over_both_gives_the_features_of_each(
+def test_one_pass_over_both_gives_what_each_gives_alone(
     model: ConvNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, shown = model.init(0), []
@@ -37,27 +37,30 @@ def test_one_pass_over_both_gives_the_features_of_each(
         return plain(self, weights, x)
 
     monkeypatch.setattr(type(model), "features", watched)
-    first, second = features_of_both(model, weights, FIRST, SECOND)
+    features, first, second = both_seen(model, weights, FIRST, SECOND)
     assert shown == [8]
-    assert torch.allclose(first, plain(model, weights, FIRST), atol=1e-6)
-    assert torch.allclose(second, plain(model, weights, SECOND), atol=1e-6)
+    assert torch.allclose(features, plain(model, weights, FIRST), atol=1e-6)
+    assert torch.allclose(first, model(weights, FIRST), atol=1e-6)
+    assert torch.allclose(second, model(weights, SECOND), atol=1e-6)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_network_that_mixes_examples_sees_the_batches_apart() -> None:
     weights, notes, alone = MIXED.init(0), {}, {}  # type: ignore[var-annotated]
-    first, second = features_of_both(MIXED.train(notes), weights, FIRST, SECOND)
-    assert torch.equal(first, MIXED.train(alone).features(weights, FIRST))
-    assert torch.equal(second, MIXED.train().features(weights, SECOND))
+    features, first, second = both_seen(MIXED.train(notes), weights, FIRST, SECOND)
+    assert torch.equal(features, MIXED.train(alone).features(weights, FIRST))
+    assert torch.equal(first, MIXED.train()(weights, FIRST))
+    assert torch.equal(second, MIXED.train()(weights, SECOND))
     assert all(torch.equal(notes[name], alone[name]) for name in alone)  # of the first alone
 
 
 def test_a_cpu_sees_the_batches_apart_and_gets_the_very_same() -> None:
     model = ALONE[0]
     weights = model.init(0)
-    first, second = features_of_both(model, weights, FIRST, SECOND)
-    assert torch.equal(first, model.features(weights, FIRST))
-    assert torch.equal(second, model.features(weights, SECOND))
+    features, first, second = both_seen(model, weights, FIRST, SECOND)
+    assert torch.equal(features, model.features(weights, FIRST))
+    assert torch.equal(first, model(weights, FIRST))
+    assert torch.equal(second, model(weights, SECOND))
 
 
 def test_features_at_rest_pass_no_gradient_on() -> None:

@@ -264,8 +264,7 @@ class _Looking:
         if get_origin(base) in (dict, tuple):
             return self.at_items(base, value, name)
         if base in (int, float, bool, str):
-            plain = Annotated[(base, *marks)] if marks else base
-            why = ranges.fault(name, value, plain)
+            why = ranges.fault(name, value, _marked(base, marks))
             return f"sent {why}" if why else None
         return None
 
@@ -373,6 +372,12 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
             inner, marks_in, _ = _bare(options[0])
             return inner, marks_in, True
     return hint, (), False
+
+
+@lru_cache(maxsize=1024)
+def _marked(base: Any, marks: tuple[Any, ...]) -> Any:
+    """A hint with its marks again."""
+    return Annotated[(base, *marks)] if marks else base
 
 
 def _other(name: str) -> str:

@@ -44,7 +44,7 @@ from fedstill.parts.class_balance import (
 from fedstill.parts.learning import Training, private_training
 from fedstill.parts.losses import hinton, supervised_contrastive, task_loss
 from fedstill.parts.opinions import mean_over_speakers, opinions
-from fedstill.parts.passes import features_at_rest, features_of_both
+from fedstill.parts.passes import both_seen, features_at_rest
 from fedstill.parts.robust import Aggregation, Rule
 
 
@@ -165,10 +165,11 @@ class DeSA(Anchored):
         """Equation 7: cross-entropy + λ_REG · REG + λ_KD · KD."""
         distils = self.kd_weight and len(batch.distil.x)
         if distils:
-            features, told = features_of_both(model, weights, batch.own.x, batch.distil.x)
+            features, own, told = both_seen(model, weights, batch.own.x, batch.distil.x)
         else:
             features = model.features(weights, batch.own.x)
-        loss = task_loss(model.head(weights, features), batch.own.y, class_weights)
+            own = model.head(weights, features)
+        loss = task_loss(own, batch.own.y, class_weights)
         if self.reg_weight and len(batch.lean.x):
             # Own features come to the anchors', not these to them.
             lean = features_at_rest(model.train(), weights, batch.lean.x)
@@ -177,7 +178,7 @@ class DeSA(Anchored):
             loss = loss + self.reg_weight * reg
         if distils:
             kd = hinton(
-                model.head(weights, told), batch.teacher, batch.distil.y, weight=batch.heard,
+                told, batch.teacher, batch.distil.y, weight=batch.heard,
                 temperature=self.temperature, soft_share=self.soft_share, reduction=self.kd_mean,
             )  # fmt: skip
             loss = loss + self.kd_weight * kd

@@ -60,12 +60,19 @@ class AlexNet(Model):
         return True
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
+        return self._stages(weights, x)
+
+    def features(self, weights: Weights, x: Tensor) -> Tensor:
+        return self._stages(weights, x, only_last=True)[-1].flatten(1)
+
+    def _stages(self, weights: Weights, x: Tensor, *, only_last: bool = False) -> list[Tensor]:
         maps: list[Tensor] = []
         weights, x, back = entered(weights, x, first="conv0.weight", norm="none")
         for index, block in enumerate(_BLOCKS):
             weight, bias = weights[f"conv{index}.weight"], weights[f"conv{index}.bias"]
             x = convolved(x, weight, bias, padding=block.padding, pooled=block.pooled)
-            maps.append(back(x))
+            if index == len(_BLOCKS) - 1 or not only_last:
+                maps.append(back(x))
         return maps
 
 

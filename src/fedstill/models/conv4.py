@@ -64,6 +64,12 @@ class Conv4(Scalable):
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The maps of the blocks, then the pooled vector."""
+        return self._stages(weights, x)
+
+    def features(self, weights: Weights, x: Tensor) -> Tensor:
+        return self._stages(weights, x, only_last=True)[-1]
+
+    def _stages(self, weights: Weights, x: Tensor, *, only_last: bool = False) -> list[Tensor]:
         maps: list[Tensor] = []
         weights, x, back = entered(weights, x, first="conv0.weight", norm=self.norm)
         for block in range(4):
@@ -72,5 +78,6 @@ class Conv4(Scalable):
             x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=1))
             x = normed(self, weights, f"norm{block}", x, self.norm)
             x = F.max_pool2d(x, 2) if block < 3 or self.last_pool else x
-            maps.append(back(x))
+            if block == 3 or not only_last:
+                maps.append(back(x))
         return [*maps, maps[-1].mean((2, 3))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,16 @@ from fedstill.core import Model, Weights, trees
 from fedstill.core.gpu import plain_on_gpu
 
 
-def features_of_both(
-    model: Model, weights: Weights, first: Tensor, second: Tensor
-) -> tuple[Tensor, Tensor]:
-    """[example, feature] of two batches; statistics of norm layers are those of the first alone.
+class Seen(NamedTuple):
+    """What a network makes of two batches."""
+
+    features: Tensor  # [example, feature] of the first
+    first: Tensor  # [example, class], logits
+    second: Tensor
+
+
+def both_seen(model: Model, weights: Weights, first: Tensor, second: Tensor) -> Seen:
+    """Logits of two batches and features of one; norm layers' statistics are the first's alone.
 
     A GPU is shown both at once, where examples do not mix: half the launches, and twice the work
     in each. A CPU gains nothing by that, and its sums over examples would round differently.
@@ -20,8 +28,11 @@ def features_of_both(
     apart = model.couples or model.draws
     if not apart and plain_on_gpu(first, second, *weights.values()):
         found = model.features(weights, torch.cat([first, second]))
-        return found[: len(first)], found[len(first) :]
-    return model.features(weights, first), model.train().features(weights, second)
+        logits = torch.split(model.head(weights, found), [len(first), len(second)])
+        return Seen(found[: len(first)], *logits)
+    features = model.features(weights, first)
+    told = model.train().features(weights, second)
+    return Seen(features, model.head(weights, features), model.head(weights, told))
 
 
 def features_at_rest(model: Model, weights: Weights, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ whatever their networks and lengths. The results are then those of `in_process`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,9 +18,10 @@ import torch
 from fedstill.core import trees
 from fedstill.core.data import Plan
 from fedstill.core.fetched import fetched
-from fedstill.core.loop import Descent, Loop
+from fedstill.core.loop import Descent, Loop, SeededBatches
 from fedstill.core.method import Step
 from fedstill.core.node import Cache
+from fedstill.core.precision import half_asked_for
 from fedstill.engines.engine import Absences
 from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.graphs import CudaGraphs
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 STREAMS = 8  # more do not make a GPU do more, and each has memory of its own
 FETCHED_SHARE = 16  # of free memory, a part of one in so many for examples fetched at once
 STACK = 8  # so many loops of networks that stack well are a stack
+SLIGHT = 2**15  # numbers of a batch, of which a step is slight
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,4 +213,18 @@ def stacks_well(stackable: Sequence[Acting]) -> bool:
         return False
     value = loop.carry[0]
     trains = isinstance(value, dict) and value.keys() == loop.body.model.initial().keys()
-    return len(stackable) >= STACK and trains and loop.body.stacks_well
+    well = loop.body.stacks_well or steps_are_slight(loop.body, loop.batches)
+    return len(stackable) >= STACK and trains and well
+
+
+def steps_are_slight(body: Descent, batches: Sequence[Any]) -> bool:
+    """Whether a step's launches take longer than its work, in a network without own kernels.
+
+    A stack rounds in another way than its members alone, so this is for half precision only.
+    """
+    if not half_asked_for() or body.mechanism is not None or body.model.takes_half:
+        return False
+    plan = batches.plain if isinstance(batches, SeededBatches) else batches
+    if not isinstance(plan, Plan) or not plan.sizes:
+        return False
+    return max(plan.sizes) * math.prod(plan.data.parts[0].pool.stored.shape[1:]) <= SLIGHT
