@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ pytest.importorskip("cryptography", reason="needs fedstill[sites]")
 
 from typer.testing import CliRunner
 
+from fedstill.commands import deploying
 from fedstill.commands.cli import app
 from fedstill.core.errors import BadValue, RecipeError, SiteError
 from fedstill.deploy import coordinator
@@ -279,18 +281,23 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     assert "give --address" in run("deploy", "make", str(recipe), "--out", str(tmp_path / "d"))
 
 
-def test_whoever_watches_may_come_before_the_run(make: Made) -> None:
-    consortium, found = make(), []
-    words = ["deploy", "status", str(consortium.out), "--watch"]
-    watching = threading.Thread(target=lambda: found.append(CliRunner().invoke(app, words)))
-    watching.start()
-    watching.join(0.5)
-    assert watching.is_alive()
+def test_whoever_watches_may_come_before_the_run(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium = make()
     run = consortium.out / "coordinator" / "run"
-    run.mkdir(exist_ok=True)
-    Board("trial", run, {name: Row() for name in NAMES}, ended=True).write()
-    watching.join(30)
-    assert "nothing runs in" in found[0].output and "north" in found[0].output
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            run.mkdir(exist_ok=True)
+            Board("trial", run, {name: Row() for name in NAMES}, ended=True).write()
+
+    monkeypatch.setattr(deploying, "time", SimpleNamespace(sleep=wait))
+    words = ["deploy", "status", str(consortium.out), "--watch"]
+    said = CliRunner().invoke(app, words).output
+    assert "nothing runs in" in said and "north" in said and len(waited) == 2
 
 
 def test_a_method_that_shows_examples_is_joined_only_on_purpose(make: Made) -> None:

@@ -23,7 +23,7 @@ from fedstill.report import image_sets
 from fedstill.runs import pictures
 from fedstill.runs import recipes as runs
 from fedstill.testing import small
-from small_recipes import CLIENTS, FEDDM, images_recipe
+from small_recipes import CLIENTS, FEDDM, contents, images_recipe
 
 
 class Global(State):
@@ -147,6 +147,9 @@ def test_images_of_stages_are_kept_as_bytes_for_reports(tmp_path: Path) -> None:
     assert all(each.there.any() and each.images.std() > 0 for each in sets)
     without = runs.begin(recipe_from(path, "run.pictures=false"), tmp_path / "without")
     assert not (without / "pictures").exists()
+    alone = runs.begin(recipe_from(path, "run.pictures=sets"), tmp_path / "alone") / "pictures"
+    assert contents(alone / "synthetic") == contents(folder / "pictures" / "synthetic")
+    assert not list(alone.glob("*.png")) and list((folder / "pictures").glob("*.png"))
 
 
 def test_coded_images_are_drawn_as_they_arrive(tmp_path: Path) -> None:
@@ -182,6 +185,8 @@ def test_fedlgd_shows_the_clients_own_set_and_the_global_one() -> None:
 def test_desa_shows_the_anchors_that_all_share() -> None:
     shown = sets_of("desa")
     assert shown["c0"] == shown["c1"] == {"global": IMAGE}
+    apart = sets_of("desa", combination="union")
+    assert apart["c0"] == apart["c1"] == {"own": IMAGE}
 
 
 def test_dynafed_shows_the_set_that_the_server_distilled() -> None:

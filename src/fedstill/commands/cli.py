@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 # In the order in which one meets them; a line that is not cut in eighty columns.
 COMMANDS: dict[Callable[..., None], str] = {
-    demonstration.demo: "Six methods on embedded digits, tables and a report; two minutes.",
+    demonstration.demo: "Six methods on embedded digits, tables and a report; half a minute.",
     starting.init: "Write a recipe to start from.",
     running.run: "Run a recipe: its methods, for every seed and swept value.",
     running.resume: "Go on from the last checkpoint, as if there had been no stop.",

@@ -1,4 +1,4 @@
-"""The demonstration: what this family of methods is for, in two minutes on embedded data."""
+"""The demonstration: what this family of methods is for, in half a minute on embedded data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def demo(
     quick: Quick = False,
     quiet: Quiet = False,
 ) -> None:
-    """Six methods on five embedded domains of digits: tables and a report in two minutes."""
+    """Six methods on five embedded domains of digits: tables and a report in half a minute."""
     from fedstill.report.page.content import content, found_in
     from fedstill.report.page.document import document
     from fedstill.report.tables import comparison

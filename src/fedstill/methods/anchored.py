@@ -136,11 +136,17 @@ class Anchored(Method):
         return [self.synthesize, self.share, *passing, self.combine]
 
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
-        """The anchors that all peers share, where there is one set of them."""
-        if not isinstance(node.state, Own) or len(node.state.sets) != 1:
+        """The anchors that all peers share, where there is one set of them; else the node's own."""
+        if not isinstance(node.state, Own):
             return {}
-        pictured = node.state.known().pictured()
-        return {"global": pictured} if pictured else {}
+        name, shown = "global", node.state.known()
+        if len(shown.images) > 1:
+            if node.id not in shown.images:
+                return {}
+            own = shown.images[node.id], shown.classes[node.id]
+            name, shown = "own", Sets.of(node.id, *own)
+        pictured = shown.pictured()
+        return {name: pictured} if pictured else {}
 
     def client_state(self, client: Node[Any]) -> Own:
         return Own(client.model.init(client.draw("weights", shared=True)), {}, {}, {}, {})

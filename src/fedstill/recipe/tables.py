@@ -44,7 +44,7 @@ class RunTable:
     )
     checkpoint_every: Count = 1
     keep_checkpoints: Count = 2
-    pictures: bool = True
+    pictures: bool | Literal["sets"] = True  # drawn; or only synthetic sets kept, for reports
     cache_dir: str = "runs/cache"  # results that several runs share, such as warm-up sets
 
 

@@ -105,7 +105,7 @@ def image_grid(
     rows, columns, _, height, width = stack.shape
     shown = visible(stack, mean, std)
     cell = max(0.32, min(0.8, 12 / max(rows, columns)))  # inches of an image's height
-    mosaic = _mosaic(shown, zoom=max(1, round(2 * cell * canvas.DPI / height)))
+    mosaic = _mosaic(shown, zoom=max(1, round(cell * canvas.DPI / height)))
     margin = _LETTER * max(map(len, labels), default=0) + 0.4
     figure = canvas.figure(max(3.2, cell * width / height * columns + margin), cell * rows + 0.65)
     axes = figure.add_subplot()
@@ -217,12 +217,15 @@ def visible(
     return np.where(absent, np.nan, images.clip(0, 1))
 
 
-def _mosaic(images: NDArray[np.float64], *, zoom: int) -> NDArray[np.float64]:
-    """All images in one, each pixel a square of `zoom` pixels, white lines between."""
-    grey = np.where(np.isnan(images), _ABSENT, images)
+def _mosaic(images: NDArray[np.float64], *, zoom: int) -> NDArray[np.uint8]:
+    """All images in one, each pixel a square of `zoom` pixels, white lines between.
+
+    As bytes: of floats, matplotlib makes copies in double precision at every step.
+    """
+    grey = (255 * np.where(np.isnan(images), _ABSENT, images)).round().astype(np.uint8)
     large = np.broadcast_to(grey, (*grey.shape[:-1], 3)).repeat(zoom, axis=2).repeat(zoom, axis=3)
     gap = max(2, round(0.04 * large.shape[2]))
-    framed = np.pad(large, ((0, 0), (0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=1.0)
+    framed = np.pad(large, ((0, 0), (0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=255)
     rows, columns, height, width, channels = framed.shape
     return framed.swapaxes(1, 2).reshape(rows * height, columns * width, channels)
 

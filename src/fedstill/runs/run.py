@@ -31,7 +31,7 @@ from fedstill.runs import notebook
 from fedstill.runs.digest import of_experiment
 from fedstill.runs.pictures import Gallery, figures, pictures_of
 from fedstill.runs.recipes import recipe_of
-from fedstill.runs.session import Keeping, run_experiment
+from fedstill.runs.session import Keeping, Pictures, run_experiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -187,7 +187,7 @@ def run(
     watch: Watch | None = None,
     resume: bool = False,
     label: str | None = None,
-    pictures: bool = True,
+    pictures: Pictures = True,
     checkpoint_every: int = 1,
     keep_checkpoints: int = 2,
 ) -> Run:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedstill.core.errors import RunFolderError
 from fedstill.core.files import write_whole
@@ -50,13 +50,17 @@ from fedstill.runs.track import TrackedLog, check_libraries, trackers_of
 ASLEEP = "asleep"  # clients' memories beyond a limit, while a run lasts
 
 
+# Drawn and synthetic sets kept for reports, these alone, or nothing.
+Pictures = bool | Literal["sets"]
+
+
 @dataclass(frozen=True)
 class Keeping:
     """What is kept of a run in its folder."""
 
     checkpoint_every: Count = 1  # rounds
     keep_checkpoints: Count = 2
-    pictures: bool = True
+    pictures: Pictures = True
 
 
 @dataclass(frozen=True)
@@ -227,8 +231,9 @@ class Session:
         """Pictures on the way, and a checkpoint, behind which all rows are on the disk."""
         engine, ended = self.engine, round == self.experiment.rounds
         if self.keeping.pictures:
-            pictures.draw_on_the_way(engine, folder / "pictures", round)
             pictures.keep_sets(engine, folder / "pictures" / "synthetic", round, self.gallery)
+        if self.keeping.pictures is True:
+            pictures.draw_on_the_way(engine, folder / "pictures", round)
             if ended:
                 pictures.draw_sets(engine, folder / "pictures", self.gallery)
         if ended or round % self.keeping.checkpoint_every == 0:
@@ -290,7 +295,7 @@ class Session:
 
     def _finish(self, folder: Path, rows: Run) -> None:
         summary = self.summary(rows)
-        if self.keeping.pictures:
+        if self.keeping.pictures is True:
             pictures.draw(self.engine, replace(rows, summary=summary), folder / "pictures")
         write_summary(folder, summary)
 
