@@ -1,10 +1,11 @@
-"""Convolutions whose weights have a gradient for every example; no mechanism.
+"""Layers whose weights have a gradient for every example; no mechanism.
 
 Under a vmap over examples torch makes the gradient of a convolution's weights as a convolution of
 as many groups as there are examples, which GPUs are slow at. Here it is a product of matrices for
 each example, with as many operations as the gradient of the whole batch has. Values are the same
 but for the order of sums. Forward and towards the images a convolution stays one, over all
-examples.
+examples. Of a linear layer that sees one row of each example, that gradient is a product of two
+vectors, and as such it lies aside (`core.asides`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
-from fedstill.core import gpu
+from fedstill.core import asides, gpu
 from fedstill.core.torch_internals import in_gradient_of_examples
 
 
@@ -32,9 +33,10 @@ class Moves(NamedTuple):
 
 @contextmanager
 def by_example() -> Iterator[None]:
-    """Inside, convolutions under a vmap of gradients know gradients of single examples.
+    """Inside, layers under a vmap of gradients know gradients of single examples.
 
-    Others, and those with groups, gaps between taps or padding by a word, stay as they are.
+    These are convolutions without groups, gaps between taps or padding by a word, and linear layers
+    of one row; others stay as they are.
     """
     with _ByExample():
         yield
@@ -53,6 +55,10 @@ class _ByExample(TorchFunctionMode):
         given = dict(kwargs or {})
         if func is torch.conv2d and in_gradient_of_examples():
             made = _convolved(*args, **given)
+            if made is not None:
+                return made
+        if func is F.linear and in_gradient_of_examples():
+            made = _linear(*args, **given)
             if made is not None:
                 return made
         return func(*args, **given)
@@ -158,6 +164,61 @@ class _ToWeights(torch.autograd.Function):
             for one, dim in zip((grad, x), in_dims, strict=False)
         )
         return weight_gradients(grad, x, kernel, moves), 0
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """linear of [1, input]; None where it is of another kind."""
+    if input.dim() != 2 or len(input) != 1:
+        return None
+    made: Tensor = _Linear.apply(input[0], weight)  # type: ignore[no-untyped-call]
+    return (made if bias is None else made + bias).unsqueeze(0)
+
+
+class _Linear(torch.autograd.Function):
+    """A matrix by a row."""
+
+    @staticmethod
+    def forward(row: Tensor, weight: Tensor) -> Tensor:
+        return weight @ row
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        row, weight = ctx.saved_tensors
+        of_row, of_weight = ctx.needs_input_grad
+        to_weight = _Products.apply(grad, row, weight) if of_weight else None  # type: ignore[no-untyped-call]
+        return grad @ weight if of_row else None, to_weight
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, row: Tensor, weight: Tensor) -> Any:
+        if in_dims[1] is not None:
+            return torch.func.vmap(_Linear.forward, in_dims=in_dims)(row, weight), 0
+        return F.linear(row.movedim(in_dims[0], 0), weight), 0
+
+
+class _Products(torch.autograd.Function):
+    """The gradient of a matrix that a row went through: a product of two vectors."""
+
+    @staticmethod
+    def forward(grad: Tensor, row: Tensor, weight: Tensor) -> Tensor:
+        return torch.outer(grad, row)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Tensor, row: Tensor, weight: Tensor) -> Any:
+        told, seen = (
+            one.expand(info.batch_size, *one.shape) if dim is None else one.movedim(dim, 0)
+            for one, dim in zip((grad, row), in_dims, strict=False)
+        )
+        place = asides.wanted(weight) if in_dims[2] is None and told.dim() == 2 else None
+        found = asides.Outer(told, seen)
+        return found.whole() if place is None else asides.put(place, found, found.squares()), 0
 
 
 def weight_gradients(grad: Tensor, x: Tensor, kernel: tuple[int, int], moves: Moves) -> Tensor:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedstill.core import gpu, precision, trees
+from fedstill.core import asides, gpu, precision, trees
+from fedstill.core.asides import Taken
 from fedstill.core.convolutions import by_example
 from fedstill.core.mechanism import Gradient, LossOn, Scored, per_example
 from fedstill.core.records import NodeId, Weights
@@ -125,19 +126,36 @@ class ClippedGradient:
             joined = self.joined
             return loss_on(examples if joined is None else joined(examples, batch.beside))
 
-        size = batch.share.shape[0]
+        size, weights = batch.share.shape[0], trees.tensors(value)
         with precision.of_examples():
             for begin in range(0, size, self.chunk):
                 end = min(size, begin + self.chunk)
                 examples = trees.map_tensors(lambda t, b=begin, e=end: t[b:e], batch.examples)
-                with by_example() if batch.share.is_cuda else nullcontext():
+                products = by_example() if batch.share.is_cuda else nullcontext()
+                with products, asides.kept(weights) as lying:
                     grads, _ = per_example(loss_of, value, examples)
-                gradients = trees.tensors(grads)
-                leaves = [as_it_lies(leaf) for leaf in gradients]
-                kept = (batch.share[begin:end] * shortening(leaves, self.clip)).to(leaves[0])
-                for place, summed in enumerate(weighted_sums(leaves, kept)):
-                    total[place] = total[place] + turned_back(summed, gradients[place])
+                told = zip(trees.tensors(grads), lying, strict=True)
+                share = batch.share[begin:end].to(total[0])
+                sums = clipped_sums([asides.taken(*one) for one in told], self.clip, share)
+                total = [before + more for before, more in zip(total, sums, strict=True)]
         return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
+
+
+def clipped_sums(leaves: Sequence[Taken], clip: float, share: Tensor) -> list[Tensor]:
+    """Of each leaf, the sum over examples; each example's gradient is clipped, times its share.
+
+    A gradient is the leaves together.
+    """
+    every = [leaf.gradient for leaf in leaves]
+    rows = {at: as_it_lies(leaf) for at, leaf in enumerate(every) if isinstance(leaf, Tensor)}
+    unknown = [row for at, row in rows.items() if leaves[at].squares is None]
+    known = [leaf.squares for leaf in leaves if leaf.squares is not None]
+    factors = (share * shortening(unknown, clip, known)).to(share)
+    sums = dict(zip(rows, weighted_sums([*rows.values()], factors), strict=True))
+    return [
+        turned_back(sums[at], leaf) if isinstance(leaf, Tensor) else leaf.weighted_sum(factors)
+        for at, leaf in enumerate(every)
+    ]
 
 
 def as_it_lies(leaf: Tensor) -> Tensor:
@@ -155,7 +173,8 @@ def turned_back(row: Tensor, leaf: Tensor) -> Tensor:
 def _by_stride(leaf: Tensor) -> list[int]:
     """All axes but the first, as they lie in memory; in their order where that does not matter."""
     axes = [*range(1, leaf.dim())]
-    return sorted(axes, key=leaf.stride, reverse=True) if gpu.plain_on_gpu(leaf) else axes
+    free = leaf.dtype == torch.float16 or gpu.plain_on_gpu(leaf)  # in half only what lies aside
+    return sorted(axes, key=leaf.stride, reverse=True) if free else axes
 
 
 def weighted_sums(leaves: list[Tensor], factors: Tensor) -> list[Tensor]:
@@ -163,27 +182,30 @@ def weighted_sums(leaves: list[Tensor], factors: Tensor) -> list[Tensor]:
 
     An example whose factor is 0 leaves no trace, also where its numbers are not finite.
     """
-    kernels = _kernels(*leaves, factors)
-    if kernels is None:
+    kernels = _kernels(factors, *(leaf for leaf in leaves if leaf.dtype != torch.float16))
+    if kernels is None or not leaves:
         counts = (factors != 0).unsqueeze(1)
-        return [factors @ torch.where(counts, leaf, 0.0) for leaf in leaves]
+        return [factors @ torch.where(counts, leaf.to(factors), 0.0) for leaf in leaves]
     sums = [kernels.weighted_sum(rows, factors) for rows in _few(leaves)]
     sizes = [leaf.shape[1] for leaf in leaves if _small(leaf)]
     small, large = iter(torch.split_with_sizes(sums[0], sizes)), iter(sums[1:])
     return [next(small if _small(leaf) else large) for leaf in leaves]
 
 
-def shortening(gradients: list[Tensor], clip: float) -> Tensor:
+def shortening(gradients: list[Tensor], clip: float, known: Sequence[Tensor] = ()) -> Tensor:
     """[example], by what each gradient is multiplied to be no longer than `clip`; 0 if not finite.
 
-    A gradient is the leaves [example, number] together.
+    A gradient is the leaves [example, number] together; of more leaves the sums of squares are
+    `known`.
     """
     kernels = _kernels(*gradients)
+    parts = [*known]
     if kernels is None:
-        parts = [torch.linalg.vector_norm(leaf, dim=1, dtype=torch.float64) for leaf in gradients]
-        squares = torch.stack(parts).square().sum(0)
-    else:
-        squares = torch.stack([kernels.squares(rows) for rows in _few(gradients)]).sum(0)
+        lengths = (torch.linalg.vector_norm(leaf, dim=1, dtype=torch.float64) for leaf in gradients)
+        parts += [length.square() for length in lengths]
+    elif gradients:
+        parts += [kernels.squares(rows) for rows in _few(gradients)]
+    squares = torch.stack(parts).sum(0)
     fine = torch.isfinite(squares)
     length = torch.where(fine, squares, 1.0).sqrt()
     return torch.where(fine, clip / length.clamp(min=clip), 0.0)

@@ -150,27 +150,36 @@ def _square(rows, found, numbers, NUMBERS: tl.constexpr):
 def weighted_sum(rows: Tensor, factors: Tensor) -> Tensor:
     """[number], the sum of [example, number], each row times its factor; those of 0 do not count.
 
-    So a row that is not finite leaves no trace when its factor is 0. Sums are of a fixed order.
+    So a row that is not finite leaves no trace when its factor is 0. Sums are of a fixed order and
+    in single precision; rows may be in half.
     """
     examples, numbers = rows.shape
-    shares = triton.cdiv(examples, 32)
-    found = torch.empty((shares, numbers), device=rows.device, dtype=rows.dtype)
+    shares, added = triton.cdiv(examples, SHARE), BYTES // rows.element_size()
+    found = torch.empty((shares, numbers), device=rows.device)
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
-        _add_up[(triton.cdiv(numbers, 128), shares)](
-            rows.contiguous(), factors.contiguous(), found, examples, numbers, 32, 128, num_warps=4
-        )
+        _add_up[(triton.cdiv(numbers, added), shares)](
+            rows.contiguous(), factors.contiguous(), found, examples, numbers, SHARE, added,
+            num_warps=4,
+        )  # fmt: skip
     return found.sum(0)
 
 
+SHARE = 32  # examples that a program adds up
+BYTES = 2048  # of each of them, sixteen for every thread
+
+
 @triton.jit
-def _add_up(rows, factors, found, examples, numbers, EXAMPLES: tl.constexpr, NUMBERS: tl.constexpr):
-    """Some numbers of some examples."""
+def _add_up(rows, factors, found, examples, numbers, SHARE: tl.constexpr, ADDED: tl.constexpr):
+    """Some numbers of some examples, of which eight are read at a time."""
     share = tl.program_id(1)
-    number = tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)
-    example = share * EXAMPLES + tl.arange(0, EXAMPLES)
-    factor = tl.load(factors + example, mask=example < examples, other=0.0)
-    counts = (factor != 0)[:, None] & (number < numbers)[None, :]
-    place = example[:, None].to(tl.int64) * numbers + number[None, :]
-    value = tl.load(rows + place, mask=counts, other=0.0)
-    total = tl.sum(factor[:, None] * value, 0)
-    tl.store(found + share.to(tl.int64) * numbers + number, total, mask=number < numbers)
+    number = tl.program_id(0) * ADDED + tl.arange(0, ADDED)
+    there = number < numbers
+    total = tl.zeros([ADDED], tl.float32)
+    for some in range(0, SHARE, 8):
+        for one in tl.static_range(8):
+            example = share * SHARE + some + one
+            factor = tl.load(factors + example, mask=example < examples, other=0.0)
+            factor += tl.zeros([ADDED], tl.float32)
+            place = rows + example.to(tl.int64) * numbers + number
+            total += factor * tl.load(place, mask=there & (factor != 0), other=0.0).to(tl.float32)
+    tl.store(found + share.to(tl.int64) * numbers + number, total, mask=there)

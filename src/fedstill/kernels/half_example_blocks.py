@@ -1,10 +1,10 @@
 """GPU kernels of ConvNet blocks in half precision for gradients of single examples.
 
 As `stacked_blocks`, but all examples go through one network: convolutions and norms are those of
-one batch, and only gradients of weights, scale and shift are made example by example. Those come
-out in single precision, so lengths and sums of them are of the very numbers that were made. An
-example whose numbers leave the reach of half precision has a gradient that is not finite; others
-do not feel it.
+one batch, and only gradients of weights, scale and shift are made example by example. Those of
+weights lie aside in half precision where they may (`core.asides`), all else comes out in single
+precision; lengths and sums are of the very numbers that were kept. An example whose numbers leave
+the reach of half precision has a gradient that is not finite; others do not feel it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstill.core import asides
 from fedstill.kernels import stacked_blocks
 from fedstill.kernels.stacked_blocks import (
     _empty,
@@ -23,6 +24,7 @@ from fedstill.kernels.stacked_blocks import (
     laid_out,
     norm_slopes_by_image,
     normed,
+    squared_weight_slopes,
     stacked,
     stacked_once,
     weight_slopes,
@@ -51,33 +53,33 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in _forward(*stacked_once(inputs)))
+        return tuple(made[0] for made in forward(*stacked_once(inputs)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, _, scale, shift, ctx.padding = inputs
+        ctx.padding = inputs[-1]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, scale, shift, *output[1:])
+        ctx.save_for_backward(*inputs[:-1], *output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 5
         of_x, of_weight = ctx.needs_input_grad[:2]
-        x, *norm, laid = ctx.saved_tensors
+        x, weight, *norm, laid = ctx.saved_tensors
         with torch.no_grad():
             *norm, grad = _NormSlopes.apply(grad, *norm)
             to_x = _ImageSlopes.apply(grad, x, laid, ctx.padding) if of_x else None
-            to_weight = _WeightSlopes.apply(grad, x, ctx.padding) if of_weight else None
+            to_weight = _WeightSlopes.apply(grad, x, weight, ctx.padding) if of_weight else None
         return to_x, to_weight, *norm, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _forward(*stacked(info, in_dims, inputs)), 0
+        return forward(*stacked(info, in_dims, inputs)), 0
 
 
-def _forward(
+def forward(
     x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
 ) -> tuple[Tensor, ...]:
     """The pooled maps; then for the gradient the maps before, their moments and the weights.
@@ -136,9 +138,15 @@ def image_slopes(grad: Tensor, x: Tensor, laid: Tensor, padding: int) -> Tensor:
     return torch.unflatten(to_x[0], 0, x.shape[:2])
 
 
-def own_weight_slopes(grad: Tensor, x: Tensor, padding: int) -> Tensor:
-    """[example, output, input, 3, 3], of which outputs lie side by side in memory."""
-    return weight_slopes(grad, x, padding, shares=1, gain=GAIN, by_tap=True)
+def own_weight_slopes(grad: Tensor, x: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """[example, output, input, 3, 3], of which outputs lie side by side in memory.
+
+    Zeros where these weights' gradients may lie aside.
+    """
+    place = asides.wanted(weight[0])
+    if place is None:
+        return weight_slopes(grad, x, padding, shares=1, gain=GAIN, by_tap=True)
+    return asides.put(place, *squared_weight_slopes(grad, x, padding, gain=GAIN))
 
 
 _NormSlopes = function(norm_slopes)

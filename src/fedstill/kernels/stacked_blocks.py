@@ -62,6 +62,12 @@ def weighing_tiles(inputs: int, outputs: int) -> Tiles:
     return Tiles(128 if inputs < 16 else 64, out, seen, 8 if seen * out > 64 * 64 else 4, 3)
 
 
+def own_weighing_tiles(inputs: int, outputs: int) -> Tiles:
+    """For the same where members have few pixels, as single examples have."""
+    wide = inputs >= 128 and outputs >= 128
+    return Tiles(64, 128, 128, 4, 3) if wide else weighing_tiles(inputs, outputs)
+
+
 LAID = 64  # weights along each side of the tile that a program turns
 PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
 
@@ -293,13 +299,38 @@ def weight_slopes(
     found = torch.empty((members, shares, *axes), device=x.device)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _weigh[(parts * shares, across, members)](
-            x, by_pixel(grad), found, 1 / gain, pixels, share, *x.stride(), inputs, outputs,
-            height, width, high, wide, padding, by_tap,
+            x, by_pixel(grad), found, found, 1 / gain, pixels, share, *x.stride(), inputs, outputs,
+            height, width, high, wide, padding, by_tap, False,
             tiles.pixels, tiles.outputs, tiles.inputs,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     summed = found[:, 0] if shares == 1 else found.sum(1)
     return summed.permute(0, 4, 3, 1, 2) if by_tap else summed
+
+
+def squared_weight_slopes(
+    grad: Tensor, x: Tensor, padding: int, tiles: Tiles | None = None, *, gain: float = GAIN
+) -> tuple[Tensor, Tensor]:
+    """[member, output, input, 3, 3] in half precision, and [member], the sums of their squares.
+
+    The squares are of the very numbers that are kept. Outputs lie side by side in memory.
+    """
+    members, images, inputs, height, width = x.shape
+    outputs, high, wide = grad.shape[2:]
+    tiles = tiles or own_weighing_tiles(inputs, outputs)
+    programs = (triton.cdiv(9 * inputs, tiles.inputs), triton.cdiv(outputs, tiles.outputs), members)
+    pixels = images * high * wide
+    flat = (members, 3, 3, inputs, outputs)
+    found = torch.empty(flat, dtype=torch.float16, device=x.device)
+    squares = torch.empty((members, *programs[:2]), dtype=torch.float64, device=x.device)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        _weigh[programs](
+            x, by_pixel(grad), found, squares, 1 / gain, pixels, pixels, *x.stride(), inputs,
+            outputs, height, width, high, wide, padding, True, True,
+            tiles.pixels, tiles.outputs, tiles.inputs,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+    return found.permute(0, 4, 3, 1, 2), squares.sum((1, 2))
 
 
 def normed(
@@ -440,13 +471,16 @@ def _convolve(
 
 @triton.jit
 def _weigh(
-    x, grad, out, gain, pixels, share,
+    x, grad, out, squares, gain, pixels, share,
     x_member, x_image, x_channel, x_row, x_column,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, BY_TAP: tl.constexpr,
-    PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    SQUARED: tl.constexpr, PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Some weights of a member, of one tap or of all, over a share of its pixels."""
+    """Some weights of a member, of one tap or of all, over a share of its pixels.
+
+    `SQUARED`, the sum of the squares of what is stored as well.
+    """
     member = tl.program_id(2).to(tl.int64)
     parts: tl.constexpr = (9 * IN + INPUTS - 1) // INPUTS
     mine = tl.program_id(0) % parts
@@ -480,4 +514,11 @@ def _weigh(
         place = ((tap * IN + part) * OUT)[:, None] + channel[None, :]
     else:
         place = (part * 9 + tap)[:, None] + channel[None, :] * (9 * IN)
-    tl.store(first + place, total * gain, mask=known[:, None] & counts[None, :])
+    value = (total * gain).to(out.dtype.element_ty)
+    if SQUARED:
+        exact = value.to(tl.float32)  # products of halves are exact
+        square = tl.sum(tl.sum(exact * exact, 0).to(tl.float64), 0)
+        across = tl.num_programs(1)
+        mine = (member * tl.num_programs(0) + tl.program_id(0)) * across + tl.program_id(1)
+        tl.store(squares + mine, square)
+    tl.store(first + place, value, mask=known[:, None] & counts[None, :])

@@ -151,6 +151,18 @@ def slopes(
     factor: Tensor, spread: Tensor, padding: int, tiles: WeighTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the weights, of scale and of shift, summed over images in a fixed order."""
+    kept = (mean, factor, spread)
+    of_weights, of_both = slopes_by_image(grad, x, weight, scale, shift, *kept, padding, tiles)
+    to_scale, to_shift = of_both.sum(1).unbind(1)
+    return of_weights.sum(1).view(weight.shape), to_scale, to_shift
+
+
+def slopes_by_image(
+    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, mean: Tensor,
+    factor: Tensor, spread: Tensor, padding: int, tiles: WeighTiles | None = None,
+    *, gain: float = GAIN,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """[member, image, channel, input and tap], of the weights; [member, image, 2, channel]."""
     members, images, inputs, height, width = x.shape
     channels, taps = weight.shape[1], _taps(inputs)
     x = _laid(x)
@@ -161,12 +173,11 @@ def slopes(
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _weigh_first[(members * images * triton.cdiv(channels, tiles.channels),)](
             x, weight.contiguous(), scale.contiguous(), shift.contiguous(), mean.contiguous(),
-            factor.contiguous(), spread.contiguous(), told, of_weights, of_both, 1 / GAIN, images,
+            factor.contiguous(), spread.contiguous(), told, of_weights, of_both, 1 / gain, images,
             x.stride(0), channels, inputs, height, width, padding, taps, tiles.places,
             tiles.channels, num_warps=tiles.warps, num_stages=1,
         )  # fmt: skip
-    to_scale, to_shift = of_both.sum(1).unbind(1)
-    return of_weights.sum(1).view(weight.shape), to_scale, to_shift
+    return of_weights, of_both
 
 
 _Slopes = stacked.function(slopes)

@@ -145,7 +145,8 @@ class ConvNet(Scalable):
         if examples:
             alone = _stacked_on_gpu(x, *tensors) and not any(is_stacked(one) for one in tensors)
             kernels = gpu.kernels("kernels.half_example_blocks") if alone else None
-            return self._stacked_stages(kernels, used, x, only_last) if kernels else None
+            first = gpu.kernels("kernels.half_example_first") if alone else None
+            return self._stacked_stages(kernels, used, x, only_last, first) if kernels else None
         plain = gpu.plain_on_gpu(x, *tensors)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if plain and not trained and (kernels := gpu.kernels("kernels.half_blocks")) is not None:
