@@ -695,7 +695,7 @@ def test_compiled_loops_give_the_same(
     monkeypatch.setattr(compiled, "BACKEND", through)
     monkeypatch.setattr(recorded, "WORTHWHILE", 1)
     monkeypatch.setattr(stacks, "WORTHWHILE", 1)
-    world = vectors((20, 27, 23, 30, 8)).on(device)
+    world = vectors((20, 27, 8)).on(device)  # each new shape of a batch is traced
     plain, states = played(method, world, InProcess, device=device, record=False)
     found, found_states = played(method, world, engine, device=device, compile=True)
     for expected, outcomes in zip(plain, found, strict=True):

@@ -82,7 +82,7 @@ LIES: list[tuple[str, str, str, Change, str]] = [
      lambda up: up.replace(images=up.images.repeat(2, 1, 1, 1), labels=up.labels.repeat(2)),
      "images of shape [12, 1, 8, 8]; expected [image from 1 to 6"),
     ("fednova", "update", "more steps than examples make",
-     lambda up: up.replace(steps=10**6), "sent steps = 1000000, but 27 examples make 4"),
+     lambda up: up.replace(steps=10**6), "sent steps = 1000000, but 27 examples make 3"),
     ("fedgen", "update", "counts of other examples",
      lambda up: up.replace(counts=up.counts + 5), "counts 42 labels, but used 27 examples"),
     ("fedproto", "learn", "a class twice",

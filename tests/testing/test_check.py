@@ -414,7 +414,7 @@ def test_without_raising_every_check_is_made_and_the_report_says_which_were_brok
 
 
 def test_a_class_is_checked_with_its_small_preset() -> None:
-    assert small(FedAvg) == FedAvg(lr=0.1, batch_size=8)
+    assert small(FedAvg) == FedAvg(lr=0.1, batch_size=12)
 
     class Without(FedAvg):
         presets: ClassVar = {}

@@ -58,7 +58,7 @@ class Global(State):
 class Centralised(Method):
     """Epochs each round on the union of all training examples."""
 
-    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8}}
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 12}}
 
     lr: Positive = 0.01
     epochs: Count = 1

@@ -84,7 +84,7 @@ class DeSA(Anchored):
         "plain_kl": {"temperature": 1.0, "soft_share": 1.0, "kd_mean": "rows"},  # as printed
         "small": {
             "per_class": 2, "steps": 4, "real_batch": 8, "synthesis_width": 4,
-            "generator_width": 4, "lr": 0.1, "batch_size": 8,
+            "generator_width": 4, "lr": 0.1, "batch_size": 12,
             "reg_weight": 0.1,  # more blows rounding errors up within four rounds
         },
     }  # fmt: skip

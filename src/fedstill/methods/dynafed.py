@@ -71,7 +71,7 @@ class DynaFed(FedAvg):
         "released": {"rule": "adam", "lr": 1e-3, "weighting": "uniform", "least_averaged": 2,
                      "path_rounds": 24},  # 25 weights with the first
         "small": {
-            "lr": 0.1, "batch_size": 8, "path_rounds": 2, "per_class": 3, "synthesis_steps": 3,
+            "lr": 0.1, "batch_size": 12, "path_rounds": 2, "per_class": 3, "synthesis_steps": 3,
             "expert_steps": 1, "inner_steps": 2, "tune_epochs": 8, "tune_batch": 8,
         },
     }  # fmt: skip

@@ -71,7 +71,7 @@ class FCCL(Method):
     presets: ClassVar = {
         "paper": {"epochs": 20},
         "small": {
-            "lr": 0.01, "batch_size": 8, "pretrain_epochs": 2, "public_batch": 10,
+            "lr": 0.01, "batch_size": 12, "pretrain_epochs": 2, "public_batch": 10,
             "public_lr": 1e-4,  # more moves weights that do not matter by their rounding errors
         },
     }  # fmt: skip

@@ -79,7 +79,7 @@ class Up(Message):
 class FedAvg(Method):
     """Local epochs of SGD from the global weights; the server takes the mean."""
 
-    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8}}
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 12}}
 
     lr: Positive = 0.01
     epochs: Count = 1

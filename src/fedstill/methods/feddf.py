@@ -70,7 +70,7 @@ class FedDF(FedAvg):
         "paper": {"distil_steps": 10_000},
         "personal": {"average": False},
         "small": {
-            "lr": 0.1, "batch_size": 8, "distil_steps": 6, "distil_lr": 0.01, "distil_batch": 10,
+            "lr": 0.1, "batch_size": 12, "distil_steps": 6, "distil_lr": 0.01, "distil_batch": 10,
         },
     }  # fmt: skip
 

@@ -99,7 +99,7 @@ class FedDualMatch(Method):
         },
         "small": {
             "per_class": 2, "steps": 4, "real_batch": 8, "samplings": 2, "sampling_steps": 2,
-            "tune_epochs": 4, "tune_batch": 8, "tune_lr": 0.05,
+            "tune_epochs": 6, "tune_batch": 8, "tune_lr": 0.05,
         },
     }  # fmt: skip
 

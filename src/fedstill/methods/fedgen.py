@@ -81,7 +81,7 @@ class FedGen(FedAvg):
         "cifar": {"hidden": 512, "noise_size": 64},
         "released": {"generator_batch": 32},  # that of local training, whatever its option says
         "small": {
-            "lr": 0.1, "batch_size": 8, "free_batch": 6, "hidden": 8, "generator_steps": 5,
+            "lr": 0.1, "batch_size": 12, "free_batch": 6, "hidden": 8, "generator_steps": 5,
             "generator_batch": 8,
         },
     }  # fmt: skip

@@ -65,7 +65,7 @@ class FedHe(Local):
 
     presets: ClassVar = {
         "paper": {"rule": "adam", "lr": 1e-3, "batch_size": 50},
-        "small": {"lr": 0.1, "batch_size": 8},
+        "small": {"lr": 0.1, "batch_size": 12},
     }
 
     alpha: NonNegative = 0.5  # weight of the distance to the mean logits of a class

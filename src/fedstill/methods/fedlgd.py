@@ -93,7 +93,7 @@ class FedLGD(virtual.Virtual):
                      "warm_up_network": "convnet"},
         "small": {"per_class": 3, "warm_up_steps": 4, "real_batch": 8, "global_per_class": 2,
                   "local_steps": 3, "global_steps": 3, "refine_every": 2, "lr": 0.1,
-                  "batch_size": 8},
+                  "batch_size": 12},
     }  # fmt: skip
 
     global_per_class: Count = 10  # images of each class in the global set

@@ -77,7 +77,7 @@ class FedProto(Local):
     presets: ClassVar = {
         "reference": {"batch_size": 4},
         "htfllib": {"joining": "pooled", "inference": "prototype", "momentum": 0.0},
-        "small": {"lr": 0.1, "batch_size": 8},
+        "small": {"lr": 0.1, "batch_size": 12},
     }
 
     momentum: Fraction = 0.5

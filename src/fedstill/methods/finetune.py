@@ -50,7 +50,7 @@ G = TypeVar("G", bound=ImageGenerator)
 Role = Literal["fine_tune", "data_free"]
 FEDAVG = FedAvg()  # the base where no other is named
 SMALL: Mapping[str, Any] = {  # for tiny federations
-    "base": FedAvg(lr=0.1, batch_size=8), "iterations": 2, "generator_steps": 2,
+    "base": FedAvg(lr=0.1, batch_size=12), "iterations": 2, "generator_steps": 2,
     "distil_steps": 3, "distil_lr": 0.01, "generator_batch": 8, "generator_width": 4,
 }  # fmt: skip
 

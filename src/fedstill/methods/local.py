@@ -45,7 +45,7 @@ class Local(Method):
     """Local epochs each round from the client's own weights; nothing travels."""
 
     scored: ClassVar[Place] = Place.CLIENTS
-    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 8}}
+    presets: ClassVar = {"small": {"lr": 0.1, "batch_size": 12}}
 
     lr: Positive = 0.01
     epochs: Count = 1

@@ -31,7 +31,7 @@ class Moon(FedAvg):
     keeps_own: ClassVar[bool] = False
     presets: ClassVar = {
         "cifar10": {"mu": 5.0, "epochs": 10, "batch_size": 64},
-        "small": {"lr": 0.1, "batch_size": 8, "hidden": 8},
+        "small": {"lr": 0.1, "batch_size": 12, "hidden": 8},
     }
 
     momentum: Fraction = 0.9

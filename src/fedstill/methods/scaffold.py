@@ -67,7 +67,7 @@ class Scaffold(FedAvg):
     presets: ClassVar = {
         "niid_bench": {"correction": "step", "momentum": 0.9, "weight_decay": 1e-5,
                        "weighting": "examples", "epochs": 10, "batch_size": 64},
-        "small": {"lr": 0.1, "batch_size": 8},
+        "small": {"lr": 0.1, "batch_size": 12},
     }  # fmt: skip
 
     weighting: Literal["examples", "uniform"] = "uniform"

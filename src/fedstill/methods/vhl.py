@@ -77,7 +77,7 @@ class VHL(FedAvg):
         "desa": {"labels": "same", "per_class": 50, "weighting": "uniform"},
         "released": {"deviation": 0.3},  # of its launch files; the code's own default is 0.1
         "small": {
-            "lr": 0.1, "batch_size": 8, "per_class": 3, "virtual_batch": 6, "generator_width": 4,
+            "lr": 0.1, "batch_size": 12, "per_class": 3, "virtual_batch": 6, "generator_width": 4,
         },
     }  # fmt: skip
 
