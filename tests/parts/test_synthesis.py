@@ -567,6 +567,15 @@ def test_a_large_class_is_gone_through_before_it_is_shuffled_again() -> None:
     assert sorted(rows[3:].flatten().tolist()) == whole
 
 
+def test_real_batches_are_cut_from_orders_drawn_one_after_another() -> None:
+    data = pictures([9, 3])
+    rows, _ = real_rows(data, [0, 1], 4, 3, generator(0), 2)
+    rng = generator(0)
+    orders = [torch.randperm(9, generator=rng)[:8] for _ in range(2)]  # two batches of four each
+    own = data.by_class(2)[0]
+    assert torch.equal(rows[:, 0], own[torch.cat(orders)].reshape(-1, 4)[:3])
+
+
 def test_places_are_a_power_of_two_up_to_the_batch_so_that_clients_are_alike() -> None:
     places = [
         real_rows(pictures([n]), [0], 10, 1, generator(0), 1)[0].shape[2] for n in range(1, 13)

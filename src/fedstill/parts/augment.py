@@ -96,26 +96,43 @@ def draw(
     trained. `single` draws one operation for the call (`op_per_group`: one for each group),
     `multi` uses all of them. With `calls`, so many calls are drawn at once, along a first axis.
     """
-    if mode not in get_args(Mode):
-        raise BadValue(unknown("mode of augmentation", mode, get_args(Mode)))
+    _check_mode(mode)
     names = operations(strategy)
     lead = (groups,) if calls is None else (calls, groups)
-    operation = torch.full(lead, -1, device=rng.device)
-    if names and mode == "single":
-        places = torch.tensor([OPERATIONS.index(name) for name in names], device=rng.device)
-        each = lead if op_per_group else (*lead[:-1], 1)
-        picked = torch.randint(len(names), each, generator=rng, device=rng.device)
-        operation = places[picked].expand(lead).clone()
     shape = lead if per_image is None else (*lead, per_image)
-    drawn = _parameters(torch.rand((*shape, 11), generator=rng, device=rng.device), image)
+    picked = _picked(rng, names if mode == "single" else (), lead, op_per_group)
+    uniform = torch.rand((*shape, 11), generator=rng, device=rng.device)
+    return _draws(picked, uniform, image, names if mode == "multi" else None)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in get_args(Mode):
+        raise BadValue(unknown("mode of augmentation", mode, get_args(Mode)))
+
+
+def _picked(
+    rng: Generator, names: tuple[str, ...], lead: tuple[int, ...], op_per_group: bool
+) -> Tensor:
+    """One of the operations for each call, or for each group of it; -1 where there are none."""
+    if not names:
+        return torch.full(lead, -1, device=rng.device)
+    places = torch.tensor([OPERATIONS.index(name) for name in names], device=rng.device)
+    each = lead if op_per_group else (*lead[:-1], 1)
+    picked = torch.randint(len(names), each, generator=rng, device=rng.device)
+    return places[picked].expand(lead).clone()
+
+
+def _draws(
+    picked: Tensor, uniform: Tensor, image: tuple[int, int], all_of: tuple[str, ...] | None
+) -> Draws:
+    """Parameters of the operations picked, or of all that are named, from numbers in [0, 1)."""
+    drawn = _parameters(uniform, image)
     kept = {}
     for place, name in enumerate(OPERATIONS):
-        active = operation == place
-        if mode == "multi":
-            active = torch.full_like(active, name in names)
-        active = active.reshape(*lead, *[1] * (drawn[name].dim() - len(lead)))
+        active = picked == place if all_of is None else torch.full_like(picked, name in all_of) > 0
+        active = active.reshape(*picked.shape, *[1] * (drawn[name].dim() - picked.dim()))
         kept[name] = torch.where(active, drawn[name], drawn[name].new_tensor(_UNCHANGED[name]))
-    return Draws(operation, **kept)
+    return Draws(picked, **kept)
 
 
 def augmentations(
@@ -136,23 +153,26 @@ def augmentations(
     that their steps stay alike and nothing is computed for operations that were not drawn. Where
     there is no image but a vector, nothing is changed.
     """
+    _check_mode(mode)
     names = (operations(strategy) if image else ()) or ("none",)
     if mode == "multi":
         names = ("_".join(names),)
     picked = torch.randint(len(names), (calls,), generator=choice).tolist()
-    drawn: dict[int, tuple[str, Draws]] = {}
-    for place, name in enumerate(names):
-        steps = [step for step, pick in enumerate(picked) if pick == place]
-        if not steps:
-            continue
-        many = draw(
-            rng, name, groups=groups, image=image or (1, 1), mode=mode, per_image=per_image,
-            calls=len(steps),
-        )  # fmt: skip
-        rows = zip(*(part.to(device).unbind() for part in many), strict=True)
-        for step, row in zip(steps, rows, strict=True):
-            drawn[step] = (name, Draws(*row))
-    return [drawn[step] for step in range(calls)]
+    if not picked:
+        return []
+    each = (groups,) if per_image is None else (groups, per_image)
+    places, uniforms = [], []
+    for place, name in enumerate(names):  # numbers in turn, what follows from them for all at once
+        if count := picked.count(place):
+            single = operations(name) if mode == "single" else ()
+            places.append(_picked(rng, single, (count, groups), op_per_group=False))
+            uniforms.append(torch.rand((count, *each, 11), generator=rng, device=rng.device))
+    all_of = operations(names[0]) if mode == "multi" else None
+    drawn = _draws(torch.cat(places), torch.cat(uniforms), image or (1, 1), all_of)
+    rows = zip(*(part.to(device).unbind() for part in drawn), strict=True)
+    by_operation = sorted(range(calls), key=picked.__getitem__)
+    found = {step: Draws(*row) for step, row in zip(by_operation, rows, strict=True)}
+    return [(names[pick], found[step]) for step, pick in enumerate(picked)]
 
 
 def image_size(model: Model) -> tuple[int, int] | None:

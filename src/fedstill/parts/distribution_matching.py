@@ -248,13 +248,17 @@ def real_rows(
     share = torch.zeros(len(classes), places)
     for at, c in enumerate(classes):
         own = by_class[c]
-        count = min(size, len(own))
+        held = len(own)
+        count = min(size, held)
         share[at, :count] = 1 / count
-        if len(own) <= size:
+        if held <= size:
             rows[:, at, :count] = own
             continue
-        per_order = len(own) // size
+        per_order = held // size
         orders = -(-steps // per_order)
-        cut = [torch.randperm(len(own), generator=rng)[: per_order * size] for _ in range(orders)]
-        rows[:, at] = own[torch.cat(cut)].reshape(-1, size)[:steps]
+        every = torch.empty(orders, held, dtype=torch.long)
+        for order in every:
+            torch.randperm(held, generator=rng, out=order)
+        cut = every[:, : per_order * size].reshape(-1, size)[:steps]
+        rows[:, at] = own.index_select(0, cut.flatten()).view(-1, size)
     return rows, share
