@@ -86,7 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.chdir(ROOT)
         patch.setenv("NO_MKDOCS_2_WARNING", "1")
-        done = Runner().invoke(cli, ["build", "--strict", "--quiet", "-d", str(place)])
+        done = Runner().invoke(cli, ["build", "--strict", "-d", str(place)])
     assert done.exit_code == 0, done.output
     assert not re.search(r"^(WARNING|ERROR)", done.output, re.M), done.output
     return place
