@@ -219,7 +219,7 @@
       best ? fact(`${percent(score(best.method)[0])} %`, [`best ${words(best.method.main)}: `, best.method.name]) : null,
       fact(plural(shown.length, "method"), `${plural(page.runs.length, "run")} of ${rounds.join(", ")} rounds, ${plural(new Set(page.runs.map((run) => run.seed)).size, "seed")}`),
       fact([...new Set(page.methods.map((method) => method.data))].join(", "), partition ? `${plural(partition.clients.length + (partition.more || 0), "client")}, ${plural(partition.classes.length, "class").replace("classs", "classes")}${examples ? `, ${examples.toLocaleString("en")} training examples` : ""}` : "data"),
-      networks.length ? fact(networks.slice(0, 4).join(", "), networks.length > 1 ? "networks of the clients" : "network of every client") : null,
+      networks.length > 1 ? fact(plural(networks.length, "network"), networks.slice(0, 4).join("; ") + (networks.length > 4 ? "; …" : "")) : networks.length ? fact(networks[0], "network of every client") : null,
       fact(bytes(total), "sent in all runs shown"),
       time ? fact(clock(time), "of computing") : null);
   }
