@@ -38,6 +38,15 @@ def test_a_single_set_is_that_of_its_maker() -> None:
     assert numbers(one) == numbers(known(a=[4.0]))
 
 
+def test_the_set_that_all_share_is_shown_and_of_several_the_own_one() -> None:
+    def shown(sets: Sets, node: str) -> dict[str, list[float]]:
+        return {name: x.flatten().tolist() for name, (x, _) in sets.pictures_at(node).items()}
+
+    assert shown(known(mean=[4.0]), "a") == {"global": [4]}
+    assert shown(known(a=[1.0], b=[2.0, 3.0]), "b") == {"own": [2, 3]}
+    assert shown(known(a=[1.0], b=[2.0]), "c") == {} and shown(known(), "c") == {}
+
+
 def test_images_change_and_classes_stay() -> None:
     assert numbers(known(a=[1.0, 2.0]).mapped(lambda x: 3 * x)) == [("a", [3, 6], [0, 2])]
 

@@ -137,16 +137,7 @@ class Anchored(Method):
 
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
         """The anchors that all peers share, where there is one set of them; else the node's own."""
-        if not isinstance(node.state, Own):
-            return {}
-        name, shown = "global", node.state.known()
-        if len(shown.images) > 1:
-            if node.id not in shown.images:
-                return {}
-            own = shown.images[node.id], shown.classes[node.id]
-            name, shown = "own", Sets.of(node.id, *own)
-        pictured = shown.pictured()
-        return {name: pictured} if pictured else {}
+        return node.state.known().pictures_at(node.id) if isinstance(node.state, Own) else {}
 
     def client_state(self, client: Node[Any]) -> Own:
         return Own(client.model.init(client.draw("weights", shared=True)), {}, {}, {}, {})

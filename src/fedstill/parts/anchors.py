@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple, TypeVar
 
@@ -26,6 +26,11 @@ class Sets(NamedTuple):
     def of(cls, maker: str, images: Tensor, classes: Tensor) -> Sets:
         """The set of a single maker."""
         return cls({maker: images}, {maker: classes})
+
+    def made_by(self, maker: str) -> Sets:
+        """The set of that maker alone; nothing where there is none of it."""
+        here = [maker] if maker in self.images else []
+        return Sets({m: self.images[m] for m in here}, {m: self.classes[m] for m in here})
 
     def joined(self, heard: Iterable[Sets]) -> Sets:
         """With the sets heard of other makers, all in the order of the makers' names."""
@@ -75,6 +80,12 @@ class Sets(NamedTuple):
         """All images with their labels, one maker's after the other; None where there are none."""
         each = [data.all() for data in self.labelled().values()]
         return (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])) if each else None
+
+    def pictures_at(self, node: str) -> Mapping[str, Pictured]:
+        """The one set that all share, if these are one; of several the node's own."""
+        shared = len(self.images) == 1
+        pictured = (self if shared else self.made_by(node)).pictured()
+        return {"global" if shared else "own": pictured} if pictured else {}
 
     def together(self, shape: tuple[int, ...], device: torch.device | str) -> Data:
         """All sets with their labels as one, one maker's after the other; there may be none."""
