@@ -9,6 +9,7 @@ import pytest
 
 from fedstill.core.errors import BadValue
 from fedstill.core.release import Spending, Use
+from fedstill.privacy import accounting
 from fedstill.privacy.accounting import (
     Releases,
     delta_of,
@@ -69,6 +70,34 @@ def test_a_sampled_plan_costs_its_budget_and_less_than_the_whole_data_would() ->
     spent = epsilon_of_releases([Releases(sigma, 0.1, 30)], 1e-5)
     assert 3.98 < spent <= 4.0
     assert sigma < sigma_for(4.0, 1e-5, 30)
+
+
+@pytest.mark.parametrize("records", [1000, 5000, 6956, 7600])
+def test_the_noise_of_samples_uses_the_budget_up_and_is_found_in_a_few_questions(
+    records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting")
+    plan, asked = [Releases(1.0, 256 / records, 200)], []
+    real = accounting._accounted
+
+    def counted(squared: float, sampled: tuple[Releases, ...], delta: float) -> float:
+        asked.append(sampled)
+        return real(squared, sampled, delta)
+
+    monkeypatch.setattr(accounting, "_accounted", counted)
+    sigma = sigma_of_plan(plan, 4.0, 1e-5)
+    assert len(asked) <= 6
+    assert 0.999 * 4 <= epsilon_of_releases([plan[0]._replace(sigma=sigma)], 1e-5) <= 4
+
+
+@pytest.mark.parametrize("power", [0.3, 1.0, 2.0, 6.0])
+@pytest.mark.parametrize("first", [0.05, 0.7, 3.0, 400.0])
+def test_a_search_ends_within_a_thousandth_of_any_falling_cost(power: float, first: float) -> None:
+    def steep_then_flat(sigma: float) -> float:
+        return 2 / sigma**power + 0.5 * math.exp(-sigma)
+
+    found = accounting._searched(steep_then_flat, first, 1.0)
+    assert 0.999 <= steep_then_flat(found) <= 1
 
 
 def test_a_missing_accountant_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,23 +125,41 @@ def _guess(
 
 def _searched(cost: Callable[[float], float], first: float, epsilon: float) -> float:
     """Where a falling cost comes to ε, at most a thousandth below; few costs are asked for."""
-    low, high = 0.0, math.inf  # too little noise, and enough
+    below: tuple[float, float] | None = None  # too little noise, and its cost
+    above: tuple[float, float] | None = None  # enough, and more than is needed
     sigma = first
-    for _ in range(60):
+    for turn in range(60):
         found = cost(sigma)
         if epsilon * (1 - TOLERANCE) <= found <= epsilon:
             return sigma
-        low, high = (sigma, high) if found > epsilon else (low, sigma)
-        # ε is about a power of σ; from there on halfway between what is known.
-        sigma *= (found / epsilon) ** 0.9 if found > 0 else 0.5
-        if not low * (1 + 1e-9) < sigma < high * (1 - 1e-9):
-            sigma = sqrt(low * high) if low and math.isfinite(high) else sigma
-        sigma = max(LEAST_SIGMA, sigma)
-        if sigma == LEAST_SIGMA and high == LEAST_SIGMA:
+        below, above = ((sigma, found), above) if found > epsilon else (below, (sigma, found))
+        if below is not None and above is not None:
+            sigma = _between(below, above, epsilon * (1 - TOLERANCE / 2), halve=turn % 4 == 3)
+        elif sigma == LEAST_SIGMA and above is not None:
             return sigma
+        else:
+            # Where only one side is known, ε is taken for a power of σ; for a flatter one later.
+            power = 0.9 * max(1, turn)
+            sigma = max(LEAST_SIGMA, sigma * ((found / epsilon) ** power if found > 0 else 0.5))
         if sigma > 1e6:
-            raise BadValue(f"epsilon = {epsilon:g}: no noise is enough for what is planned")
-    return high
+            break
+    if above is None:
+        raise BadValue(f"epsilon = {epsilon:g}: no noise is enough for what is planned")
+    return above[0]
+
+
+def _between(
+    below: tuple[float, float], above: tuple[float, float], wanted: float, *, halve: bool
+) -> float:
+    """A noise between two whose costs are known: on the line through their logarithms.
+
+    With `halve` their geometric middle, which shrinks the range whatever the curve is.
+    """
+    (low, high_cost), (high, low_cost) = below, above
+    if halve or low_cost <= 0 or math.isinf(high_cost):
+        return sqrt(low * high)
+    share = log(high_cost / wanted) / log(high_cost / low_cost)
+    return float(low * (high / low) ** share)
 
 
 @lru_cache(maxsize=4096)
