@@ -261,3 +261,23 @@ def test_a_view_that_shows_more_than_its_tensor_is_looked_at_itself() -> None:
     assert algebra.not_finite_each(beyond) == [["x"]] * 4
     whole = torch.full((4,), 0x7FC00000, dtype=torch.int32)  # NaN, read as a float
     assert algebra.not_finite_each([{"x": whole.view(torch.float32)}] * 4) == [["x"]] * 4
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_a_mean_of_many_on_a_gpu_is_that_of_the_host_bit_for_bit() -> None:
+    shapes = [(3, 5), (2000,), (), (0, 4)]
+    rng = generator(3, "many")
+    many = [
+        {str(at): torch.randn(shape, generator=rng) for at, shape in enumerate(shapes)}
+        | {"count": torch.tensor(at)}
+        for at in range(9)
+    ]
+    shares = [0.3 + at for at in range(9)]
+    there = [trees.to(item, "cuda") for item in many]
+    there[4]["1"] = there[4]["1"].double()[::1].float()  # lies elsewhere
+    found = algebra.mean(there, shares)
+    wanted = algebra.mean(many, shares)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name].cpu(), tensor)
+    there[5]["0"] = there[5]["0"].t().contiguous().t()  # with gaps: no kernel is for it
+    assert torch.equal(algebra.mean(there, shares)["0"].cpu(), wanted["0"])

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedstill.core import trees
+from fedstill.core import gpu, trees
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.torch_internals import absolute_sum_each, fills_its_memory, flattened, whole_of
 
 T = TypeVar("T")
+
+MANY = 8  # tensors to add up, each with a launch or two of its own
 
 
 def mean(items: Sequence[T], weights: Sequence[float] | None = None) -> T:
@@ -28,6 +30,12 @@ def mean(items: Sequence[T], weights: Sequence[float] | None = None) -> T:
     shares = [share / total for share in shares]
     columns = trees.columns(items)
     means = [rows[0] for rows in columns]
+    floating = [at for at, rows in enumerate(columns) if rows[0].is_floating_point()]
+    if (kernels := _sums([columns[place] for place in floating])) is not None:
+        made = kernels.weighted([columns[place] for place in floating], shares)
+        for place, total in zip(floating, made, strict=True):
+            means[place] = total
+        return trees.with_tensors(items[0], means)
     for places in _groups(columns):
         alike = [columns[place] for place in places]
         if len(alike) == 1:
@@ -38,6 +46,14 @@ def mean(items: Sequence[T], weights: Sequence[float] | None = None) -> T:
         for place, piece, rows in zip(places, pieces, alike, strict=True):
             means[place] = piece.reshape(rows[0].shape).clone()
     return trees.with_tensors(items[0], means)
+
+
+def _sums(columns: Sequence[Sequence[Tensor]]) -> Any:
+    """Kernels that add up many tensors in few launches; None where these are not for them."""
+    if not columns or len(columns[0]) < MANY or not columns[0][0].is_cuda:
+        return None
+    kernels = gpu.kernels("kernels.ordered_sums")
+    return kernels if kernels is not None and all(map(kernels.takes, columns)) else None
 
 
 def _groups(columns: Sequence[Sequence[Tensor]]) -> list[list[int]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstill.core import gpu
 from fedstill.core.data import Batch
 from fedstill.core.records import Weights
 
 Regulariser = Literal["contrastive", "mmd", "none"]
+
+KERNELS = "kernels.loss_terms"  # of losses that are many small operations
 
 
 def supervised_contrastive(
@@ -27,6 +31,21 @@ def supervised_contrastive(
     """
     if len(labels) < 2:  # nobody to compare with, and the log of an empty sum
         return 0 * features.sum()
+    unfolded = partial(_contrast, labels=labels, temperature=temperature)
+    kernels = _kernels(features)
+    if kernels is None or len(labels) > kernels.ROWS:
+        return unfolded(features)
+    fused: Tensor = kernels.contrasted(features, labels, temperature, unfolded)
+    return fused
+
+
+def _kernels(*tensors: Tensor) -> Any:
+    """Kernels that may be handed these, or None."""
+    return gpu.kernels(KERNELS) if gpu.plain_on_gpu(*tensors) else None
+
+
+def _contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """As above, by torch's operations."""
     unit = F.normalize(features, dim=1)
     alike = unit @ unit.T / temperature  # [row, row]
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
@@ -124,12 +143,24 @@ def hinton(
     The mean over rows of each row's weighted value. `elements` divides the KL by the number of
     classes too, as the framework's default does: with ten classes it counts a tenth.
     """
-    soft = row_divergences(student, teacher.detach(), temperature=temperature)
-    if reduction == "elements":
-        soft = soft / student.shape[1]
-    hard = F.cross_entropy(student, labels, reduction="none")
-    per_row = (1 - soft_share) * hard + soft_share * temperature**2 * soft
-    return (per_row if weight is None else weight * per_row).mean()
+    teacher = teacher.detach()
+
+    def unfolded(student: Tensor) -> Tensor:
+        soft = row_divergences(student, teacher, temperature=temperature)
+        if reduction == "elements":
+            soft = soft / student.shape[1]
+        hard = F.cross_entropy(student, labels, reduction="none")
+        per_row = (1 - soft_share) * hard + soft_share * temperature**2 * soft
+        return (per_row if weight is None else weight * per_row).mean()
+
+    kernels = _kernels(student, teacher, *([] if weight is None else [weight]))
+    if kernels is None or student.numel() > kernels.ENTRIES:
+        return unfolded(student)
+    soft = soft_share * temperature**2
+    soft = soft / student.shape[1] if reduction == "elements" else soft
+    shares = (1 - soft_share, soft, temperature)
+    fused: Tensor = kernels.distilled(student, teacher, labels, weight, shares, unfolded)
+    return fused
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fedstill.core import trees
 from fedstill.core.data import Batches
 from fedstill.core.gpu import sent
 from fedstill.core.loop import Loop
+from fedstill.core.stacked_convolutions import as_products
 from fedstill.engines.engine import functional_gradient
 from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.graphs import Capture, Replay, Unrecordable
@@ -139,9 +141,10 @@ def stacked_step(
     parts = [carry, values, trees.tensors(batch)]
 
     def flat(*leaves: Tensor) -> list[Tensor]:
-        moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
-            *trees.with_tensors(parts, leaves)
-        )
+        with as_products() if leaves[0].is_cuda else nullcontext():
+            moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
+                *trees.with_tensors(parts, leaves)
+            )
         return [*moved, losses]
 
     found = None
