@@ -169,6 +169,7 @@ def pairs(differences: Sequence[float]) -> list[Entry]:
     [
         ([5, 6, 7], "confirmed"),  # 6 ± 4.303 · 1 / √3 = 6 ± 2.48
         ([1, 2, 3], "undecided"),  # 2 ± 2.48
+        ([0.4, 0.5, 0.6], "smaller"),  # 0.5 ± 0.25: above zero, and all below the printed 1
         ([-5, -6, -7], "refuted"),
         ([50], "undecided"),  # one seed tells nothing about seeds
     ],
@@ -197,6 +198,11 @@ def test_a_claim_is_judged_by_runs_on_equal_data_for_as_many_rounds() -> None:
     judged = judged_of(CLAIM, runs)
     assert judged.differences == {0: pytest.approx(10.0)}  # 70 - 60, and not 90 - 60
     assert judged.changes == ("run.rounds=5", "method.mu=1.0")
+
+
+def test_runs_of_other_length_are_never_compared() -> None:
+    runs = [changed("a", 0, 0.9), changed("b", 0, 0.6, "run.rounds=5")]
+    assert judged_of(CLAIM, runs).judgement == "not measured"
 
 
 def test_of_runs_that_are_alike_those_with_most_seeds_in_common_judge_a_claim() -> None:

@@ -17,7 +17,7 @@ from fedstill.report.groups import Statistic, statistic
 WITHIN = 2.0  # points that are as near as seeds and machines allow
 Verdict = Literal["within", "found", "excluded", "open", "other data"]
 STATES: tuple[Verdict, ...] = get_args(Verdict)[1:]  # what may be said of a difference
-Judgement = Literal["confirmed", "refuted", "undecided", "not measured"]
+Judgement = Literal["confirmed", "smaller", "refuted", "undecided", "not measured"]
 PAPERS, RUNS = "papers", "runs"  # folders of a ledger
 # Two-sided 95 % of Student's distribution, for 1, 2, … differences more than one.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -211,7 +211,8 @@ def judged_of(claim: Claim, entries: Sequence[Entry]) -> Judged:
     half = None if found.spread is None else interval(found)
     judgement: Judgement = "undecided"
     if half is not None and abs(found.mean) > half:
-        judgement = "confirmed" if found.mean > 0 else "refuted"
+        short_of_it = claim.by is not None and found.mean + half < claim.by
+        judgement = "refuted" if found.mean < 0 else "smaller" if short_of_it else "confirmed"
     return Judged(claim, judgement, paired, found.mean, half, changes)
 
 
@@ -233,7 +234,7 @@ def _by_changes(pair: tuple[str, str], score: str, entries: Sequence[Entry]) -> 
 def _alike(some: Sequence[Measured], others: Sequence[Measured]) -> tuple[Measured, Measured]:
     """Of each list one: alike but for values of the method, with the most seeds in common.
 
-    Of several the one with the fewest changes; where none are alike, those with the fewest.
+    Of several the one with the fewest changes. Where none are alike nothing can be compared.
     """
     pairs = [
         (one, other)
@@ -244,7 +245,7 @@ def _alike(some: Sequence[Measured], others: Sequence[Measured]) -> tuple[Measur
     if pairs:
         return min(pairs, key=lambda pair: -len(pair[0][0].keys() & pair[1][0].keys()))
     nothing: Measured = ({}, ())
-    return (some[0] if some else nothing), (others[0] if others else nothing)
+    return nothing, nothing
 
 
 def _around(changes: Sequence[str]) -> list[str]:

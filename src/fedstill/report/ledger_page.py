@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import fill
+from typing import get_args
 
 from fedstill.report.layout import Layout, markdown
-from fedstill.report.ledger import Judged, Ledger, Row, Verdict
+from fedstill.report.ledger import Judged, Judgement, Ledger, Row, Verdict
 
 WIDTH = 110  # columns of a page
 HEAD = ["table", "column", "method", "of", "printed", "ours", "seeds", "difference", "verdict"]
@@ -28,8 +29,9 @@ MEANING = (
     "causes were *excluded*, or the matter is *open*. *Other data*: what was scored is not what "
     "the paper scored, so nothing follows.",
     "A claim is judged by the differences of runs with equal seeds: *confirmed* or *refuted* where "
-    "the 95 % interval of their mean (Student's) lies on one side of zero, else *undecided*; with "
-    "one seed always undecided. Runs that were cut long before the paper's last round count for "
+    "the 95 % interval of their mean (Student's) lies on one side of zero, else *undecided*; "
+    "*smaller* where it lies above zero and wholly below the printed gain; with one seed always "
+    "undecided. Runs that were cut long before the paper's last round count for "
     "claims alone, and what was changed is said beside them.",
 )
 
@@ -58,8 +60,7 @@ def counted(ledger: Ledger) -> list[str]:
         f"{counts['other data']} stand beside a number of other data.",
     ]
     if claims:
-        kinds = ("confirmed", "refuted", "undecided", "not measured")
-        each = ", ".join(f"{claims.count(kind)} {kind}" for kind in kinds)  # type: ignore[arg-type]
+        each = ", ".join(f"{claims.count(kind)} {kind}" for kind in get_args(Judgement))
         said.append(f"Claims: {each}.")
     return said
 
