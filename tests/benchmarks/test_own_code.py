@@ -10,12 +10,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import own_code
 import profiles
+import same_weights
 from fedstill.commands.bench_work import BENCHMARKS
 from systems import beside, foreign, pfllib
-from work import Work, load
+from work import Work, load, write_split
 
 WORK = Work("two-conv", 3, 3, 1, batch=10, data_name="digits5")
 
@@ -123,3 +125,24 @@ def test_a_floor_counts_every_loop_of_a_round():
     counted = profiles.operations("average", sizes, device)
     assert counted > 0 and profiles.operations("average", twice, device) == 2 * counted
     assert profiles.floor("average", sizes, device).memory is None
+
+
+def test_where_nothing_is_drawn_a_round_is_one_step_along_the_mean_gradient(tmp_path):
+    """A start less the rate times the mean of the clients' gradients, each of a whole set."""
+    work = Work(
+        "logistic", 2, 2, 1, batch=20, lr=0.1, data_name="digits5", data=str(tmp_path / "s.npz")
+    )
+    found = beside.everybody(work)
+    split = replace(found, sites=tuple(replace(site, rows=site.rows[:20]) for site in found.sites))
+    write_split(tmp_path / "s.npz", split.sites)
+    model, examples = same_weights.start(work), load(work.data or "")
+    for client in range(2):
+        x, y = examples.of(client)
+        (nn.functional.cross_entropy(model(x), y) / 2).backward()
+    by_hand = {n: p.detach() - 0.1 * p.grad for n, p in model.named_parameters()}
+    mine = same_weights.by_us(work, split)
+    assert (
+        same_weights.farthest(mine, by_hand)
+        < 1e-6
+        < same_weights.farthest(same_weights.start(work).state_dict(), by_hand)
+    )
