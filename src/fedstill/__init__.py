@@ -88,6 +88,7 @@ def _version() -> str:
 def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, _HOME, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    spelled = {known.casefold(): known for known in _HOME}  # papers write SCAFFOLD
+    near = get_close_matches(name.casefold(), spelled, n=1, cutoff=0.6)
+    hint = f"; did you mean {spelled[near[0]]!r}?" if near else ""
     return f"module 'fedstill' has no attribute {name!r}{hint}"

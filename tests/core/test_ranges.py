@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
+import torch
 
 from fedstill.core import ranges
+from fedstill.core.errors import unknown
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Range, Share, Whole
 
 
@@ -54,6 +57,20 @@ def test_a_value_of_another_kind_is_refused(hint: Any, value: Any, wanted: str) 
     assert ranges.fault("field", value, hint) == f"field = {value!r}: must be {wanted}"
 
 
+@pytest.mark.parametrize(
+    ("hint", "value", "written"),
+    [
+        (Count, np.int64(2), "a whole number of Python; write int(…) around it"),
+        (Positive, np.float32(0.5), "a number of Python; write float(…) around it"),
+        (Positive, torch.tensor(0.5), "a number of Python; write float(…) around it"),
+    ],
+)
+def test_a_number_of_another_library_is_refused_with_what_to_write(
+    hint: Any, value: Any, written: str
+) -> None:
+    assert ranges.fault("field", value, hint) == f"field = {value!r}: must be {written}"
+
+
 def test_a_range_reads_as_a_sentence() -> None:
     assert str(Range(0, open_low=True)) == "above 0"
     assert str(Range(1)) == "at least 1"
@@ -67,6 +84,11 @@ def test_a_choice_that_does_not_exist_is_answered_with_the_nearest() -> None:
         "start = 'noize': unknown choice 'noize'; did you mean 'noise'? known: noise, real"
     )
     assert ranges.fault("start", "noise", Literal["real", "noise"]) is None
+
+
+def test_a_name_in_capitals_is_near_the_same_name_without() -> None:
+    assert "did you mean 'scaffold'?" in unknown("method", "SCAFFOLD", ("fedavg", "scaffold"))
+    assert "did you mean 'DIGITS'?" in unknown("data set", "digits", ("DIGITS", "svhn"))
 
 
 def test_a_choice_is_not_mistaken_for_an_equal_value_of_another_kind() -> None:

@@ -165,7 +165,8 @@ def test_an_array_that_must_not_be_written_to_is_copied_for_torch():
         (vectors(4), [0, 1, 2, 3], {}, "no class with two, so that none is left to test on"),
         (vectors(4), [0, 1, 0, 1], {"test": (vectors(2, 2), [0, 1])}, "train and test inputs must"),
         (vectors(4), [0, 1, 0, 1], {"test": (vectors(1), ["a"])}, "numbers for all or texts for"),
-        (iter([1]), None, {}, "a length and numbered items, but is a list_iterator"),
+        (iter([1]), None, {}, "but is of type list_iterator; give all its examples as two arrays"),
+        (SimpleNamespace(dataset=[1]), None, {}, "; give its data set, .dataset"),
     ],
 )
 def test_a_wrong_input_is_refused_in_a_sentence(x, y, more, message):

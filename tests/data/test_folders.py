@@ -99,6 +99,8 @@ def test_no_clients_are_refused():
 def test_unknown_layouts_are_refused(tmp_path, hospital):
     with pytest.raises(DataError, match=r"client a: there is nothing at"):
         load("own", clients={"a": tmp_path / "nowhere"})
+    with pytest.raises(DataError, match=r"nothing at nowhere in /.*; paths count from there, or"):
+        load("own", clients={"a": "nowhere"})
     picture(tmp_path / "flat" / "0.png")
     with pytest.raises(DataError, match=r"flat has no class folders, so its layout is unknown"):
         load("own", clients={"a": tmp_path / "flat"})

@@ -109,6 +109,11 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], said: st
     assert said in str(refused.value)
 
 
+def test_a_device_of_torch_is_taken_by_its_name() -> None:
+    given: Any = torch.device("cpu")
+    assert Execution(device=given) == Execution(device="cpu")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_gpu_that_is_not_here_is_refused() -> None:
     with pytest.raises(BadValue, match="device = 'cuda', but no CUDA device is here"):

@@ -117,6 +117,12 @@ def test_what_is_undefined_is_nan_and_what_is_no_number_is_refused() -> None:
     with pytest.raises(FedstillError, match="metric 'talkative' returned 'much'; expected a numb"):
         measured(always_zero, [labelled(0, 0)], chosen([talkative]))
 
+    def by_example(labels: Tensor, logits: Tensor) -> Any:
+        return logits
+
+    with pytest.raises(FedstillError, match=r"returned a Tensor of shape \[2, \d\]; expected a n"):
+        measured(always_zero, [labelled(0, 0)], chosen([by_example]))
+
 
 def test_no_test_set_has_no_scores() -> None:
     assert measured(always_zero, [], chosen(["auroc"])) == []

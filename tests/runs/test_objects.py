@@ -164,7 +164,10 @@ def test_resume_begins_where_nothing_is_and_needs_a_folder(tmp_path: Path) -> No
     [
         (lambda e: replace(e, method=FedAvg(lr=0.2, batch_size=8)), "method.lr was 0.1, not 0.2"),
         (lambda e: replace(e, seed=1), "run.seed was 0, not 1"),
-        (lambda e: replace(e, population=population(1)), "content.content was"),
+        (
+            lambda e: replace(e, population=population(1)),
+            "content.content: the examples, or who holds them, are others",
+        ),
         (
             lambda e: replace(e, population=Population(e.population.data, fedstill.MLP)),
             ":Net', not 'mlp'",
@@ -258,3 +261,50 @@ def test_clients_are_joined_as_the_method_needs() -> None:
     star, complete = (Experiment(m, people).graph for m in (FedAvg(), fedstill.DeSA()))
     assert [len(star.neighbours[name]) for name in names] == [0, 0, 0]
     assert [len(complete.neighbours[name]) for name in names] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "write"),
+    [
+        (Local, r"such as Local\(\), not .*; write Local\("),
+        ("fedavg", r"such as FedAvg\(\), not 'fed"),
+    ],
+)
+def test_a_class_or_a_name_in_place_of_a_method_is_told_what_to_write(
+    given: Any, write: str
+) -> None:
+    with pytest.raises(BadValue, match=f"method must be a Method, {write}"):
+        Experiment(given, population())
+
+
+def test_labels_that_count_from_one_are_told_where_a_network_does_not_fit() -> None:
+    x, y = arrays()
+    with pytest.raises(BadValue, match="gives 3 logits for 4 classes") as refused:
+        Population(fedstill.split(x, y + 1), Net)
+    assert "no example has the label 0 of 4 classes" in str(refused.value)
+    with pytest.raises(BadValue, match="gives 3 logits for 5 classes") as refused:
+        Population(fedstill.split(x, np.where(y == 2, 4, y)), Net)
+    assert "label 0" not in str(refused.value)
+
+
+def test_a_model_takes_arrays_and_doubles_and_refuses_bytes_with_a_reason() -> None:
+    model = fedstill.run(experiment(rounds=1), execution=HERE).model()
+    x = arrays()[0][:4]
+    wanted = model(torch.from_numpy(x))
+    assert torch.equal(model(x), wanted)
+    assert torch.equal(model(torch.from_numpy(x).double()), wanted)
+    with pytest.raises(
+        BadValue, match=r"floats as a client normalises its own, but are torch\.uint8"
+    ):
+        model(x.astype(np.uint8))
+
+
+def test_data_and_populations_show_themselves_in_a_line() -> None:
+    data = fedstill.split(*arrays(), partition=fedstill.Iid(3))  # a fifth of 90 is 18
+    shown = (
+        "<Collection arrays: 3 clients, 72 examples to train on, 18 to test on, 3 classes, "
+        "inputs of 3>"
+    )
+    assert repr(data) == shown
+    mixed = Population(data, fedstill.MLP, networks={"client-00": Net})
+    assert repr(mixed) == f"<Population of 3 with Net, mlp; data: {shown}>"

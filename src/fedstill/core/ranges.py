@@ -97,8 +97,17 @@ def _type_fault(name: str, value: Any, hint: Any) -> str | None:
         good = isinstance(value, tuple)
     else:
         good = isinstance(value, kind)
+    if good:
+        return None
     wanted = _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
-    return None if good else f"{name} = {value!r}: must be {wanted}"
+    return f"{name} = {value!r}: must be {wanted}{_remedy(value, kind)}"
+
+
+def _remedy(value: Any, kind: type) -> str:
+    """How a number of numpy or torch becomes one that a recipe can hold."""
+    if kind not in (int, float) or not hasattr(value, "item"):
+        return ""
+    return f" of Python; write {kind.__name__}(…) around it"
 
 
 def faults(instance: Any) -> list[str]:

@@ -152,8 +152,15 @@ def labelled(name: str, path: Path, reading: Reading, finds: Finds) -> Labelled:
     if path.suffix == ".npz" and path.is_file():
         return from_archive(path, reading)
     if not path.exists():
-        raise DataError(f"client {name}: there is nothing at {path}")
+        raise DataError(f"client {name}: there is nothing at {path}{_counted_from(path)}")
     raise DataError(f"client {name}: {path} is neither a folder nor an .npz file; use {LAYOUTS}")
+
+
+def _counted_from(path: Path) -> str:
+    """Where a path leads that is not whole, and what would change that."""
+    if path.is_absolute():
+        return ""
+    return f" in {Path.cwd()}; paths count from there, or from data.data_dir"
 
 
 def common_class_names(read: Mapping[str, Labelled]) -> tuple[str, ...]:

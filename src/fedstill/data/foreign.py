@@ -38,9 +38,11 @@ def given(name: str, source: Any, columns: Columns) -> Given:
         raise DataError(f"{name} has inputs but no labels; give a pair (x, y), or a data set")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return from_items(name, source, columns)
+    held = hasattr(source, "dataset")  # as a DataLoader has it
+    remedy = f"give {'its data set, .dataset' if held else 'all its examples as two arrays'}"
     raise DataError(
         f"{name} must be a pair (x, y) of arrays, or a data set with a length and numbered items, "
-        f"but is a {type(source).__name__}"
+        f"but is of type {type(source).__name__}; {remedy}"
     )
 
 

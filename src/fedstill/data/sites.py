@@ -133,6 +133,17 @@ class Collection:
     notes: tuple[str, ...] = ()  # what a reader must know before comparing numbers
     held_out: int = 0  # training examples that stand in place of the test sets
 
+    def __repr__(self) -> str:
+        """In one line: arrays of all clients would fill a screen."""
+        clients, train = len(self.sites), sum(map(len, self.sites))
+        tests = {id(site.test): len(site.test) for site in self.sites}
+        return (
+            f"<Collection {self.name}: {clients} {'client' if clients == 1 else 'clients'}, "
+            f"{train} examples to train on, {sum(tests.values())} to test on, "
+            f"{self.classes} {'class' if self.classes == 1 else 'classes'}, "
+            f"inputs of {'x'.join(map(str, self.shape))}>"
+        )
+
     def _repr_html_(self) -> str:
         """For a notebook: examples by client and class, the first twenty clients."""
         names = (*self.class_names, "in all", "test")

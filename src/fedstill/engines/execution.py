@@ -53,6 +53,8 @@ class Execution:
     memory_limit: Whole | None = None  # bytes of clients' memories at hand; the rest lie on disk
 
     def __post_init__(self) -> None:
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
         wrong = ranges.faults(self)
         if isinstance(self.engine, str) and self.engine not in (AUTO, *ENGINES):
             wrong.append("engine: " + unknown("engine", self.engine, (AUTO, *ENGINES)))

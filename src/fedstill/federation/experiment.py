@@ -57,6 +57,8 @@ class Experiment:
     clock: Clock | None = field(default=None, kw_only=True)  # simulated time
 
     def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise BadValue(_no_method(self.method))
         if not isinstance(self.population, Population):
             kind = type(self.population).__name__
             raise BadValue(
@@ -171,3 +173,9 @@ def speaks_to_peers(method: Method) -> bool:
         for steps in parts
         for earlier, later in pairwise(steps)
     )
+
+
+def _no_method(given: object) -> str:
+    """What to write instead of what was given for a method."""
+    made = given.__name__ if isinstance(given, type) and issubclass(given, Method) else "FedAvg"
+    return f"method must be a Method, such as {made}(), not {given!r}; write {made}(…)"

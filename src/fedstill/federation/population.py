@@ -163,6 +163,10 @@ class Population:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def __repr__(self) -> str:
+        titles = ", ".join(sorted({model.title for model in self.networks}))
+        return f"<{type(self).__name__} of {len(self)} with {titles}; data: {self.data}>"
+
     def _made(self, node: NodeId) -> Party:
         site = self._sites[node]
         data = self._learning.get(node)
@@ -205,7 +209,20 @@ def fitted(network: Networked, data: Collection) -> Model:
     try:
         return as_model(network, tuple(data.shape), data.classes)
     except BadValue as error:
-        raise BadValue([f"networks: {line}" for line in error.faults]) from error
+        lines = [f"networks: {line}" for line in error.faults]
+        raise BadValue([*lines, *_from_one(data)]) from error
+
+
+def _from_one(data: Collection) -> list[str]:
+    """A line where labels seem to count from one, so that there is a class more than meant."""
+    if data.classes == 1 or data.class_names[0] != "0":
+        return []
+    if any((labels == 0).any() for s in data.sites for labels in (s.labels, s.test.labels)):
+        return []
+    return [
+        f"networks: no example has the label 0 of {data.classes} classes, which count from 0; "
+        "where yours count from 1, use y - 1"
+    ]
 
 
 def public_on(public: Unlabelled | None, device: torch.device | str) -> Data:

@@ -68,9 +68,15 @@ def _values(name: str, metric: Metric, labels: Tensor, logits: Tensor) -> dict[s
         return {key: float(each) for key, each in named.items()}
     except (TypeError, ValueError) as error:
         raise FedstillError(
-            f"metric {name!r} returned {value!r}; expected a number, or a mapping of names to "
-            "numbers"
+            f"metric {name!r} returned {_shown(value)}; expected a number, or a mapping of names "
+            "to numbers"
         ) from error
+
+
+def _shown(value: Any) -> str:
+    """What came, in a few words: of a tensor or an array its form, not its numbers."""
+    form = getattr(value, "shape", None)
+    return repr(value) if form is None else f"a {type(value).__name__} of shape {list(form)}"
 
 
 def _chunks(tests: Sequence[Data], apart: bool) -> Iterator[Batch]:

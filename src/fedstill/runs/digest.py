@@ -119,6 +119,14 @@ def _with_rounds(tables: Mapping[str, Any]) -> Table:
     return {**tables["privacy"], "rounds": tables.get("run", {}).get("rounds")}
 
 
+# Values that tell a person nothing but that they differ.
+_DIGESTED = {
+    "content": "the examples, or who holds them, are others",
+    "public content": "the public examples are others",
+    "code": "the network's code, layers or fixed values are others",
+}
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
     """A line for every value that two tables do not share."""
     lines: list[str] = []
@@ -126,6 +134,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = 
         old, new = before.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += differences(old, new, f"{where}{key}.")
+        elif old != new and key in _DIGESTED:
+            lines.append(f"{where}{key}: {_DIGESTED[key]}")
         elif old != new:
             words = ["unset" if value is None else repr(value) for value in (old, new)]
             lines.append(f"{where}{key} was {words[0]}, not {words[1]}")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedstill.core.errors import RunFolderError, unknown
+from fedstill.core.errors import BadValue, RunFolderError, unknown
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, State, Weights
@@ -54,9 +55,15 @@ class Trained:
     _predict: Any = field(repr=False)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | NDArray[Any]) -> Tensor:
         """[example, class], logits in evaluation mode."""
-        logits: Tensor = self._predict(x)
+        inputs = torch.as_tensor(x)
+        if not inputs.is_floating_point():
+            raise BadValue(
+                f"inputs must be floats as a client normalises its own, but are {inputs.dtype}; "
+                "population.party(name).test.all().x holds such"
+            )
+        logits: Tensor = self._predict(inputs.float())
         return logits
 
     def module(self) -> nn.Module:

@@ -167,8 +167,8 @@ class Session:
         wanted, ended = self.experiment.rounds, saved.extra.get("ended", False)
         if wanted < saved.round or (wanted == saved.round and not ended):
             raise RunFolderError(
-                f"{folder} has played {saved.round} rounds of more already, so it cannot end after "
-                f"run.rounds = {wanted}; run the recipe again in a new folder"
+                f"{folder} was to play more and has played {saved.round} rounds already, so it "
+                f"cannot end after run.rounds = {wanted}; run the recipe again in a new folder"
             )
         if wanted > saved.round and ended and self.experiment.method.after():
             raise RunFolderError(
@@ -359,5 +359,5 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     if changed:
         raise RunFolderError(
             f"{folder} cannot go on with other values: {'; '.join(changed)}. Only rounds, names, "
-            "devices and what is written may change; run the new recipe in a new folder"
+            "devices and what is written may change; run other ones in a new folder"
         )

@@ -64,6 +64,7 @@ def described(table: Mapping[str, object]) -> Partition:
     if strange:
         raise DataError(unknown(f"key of partition {kind}", strange[0], known))
     needed = [field.name for field in fields(made_by) if field.default is MISSING]
-    if not set(needed) <= set(given):
-        raise DataError(f"partition {kind} needs more than it was given: {', '.join(needed)}")
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise DataError(f"partition {kind} needs more than it was given: {', '.join(missing)}")
     return made_by(**given)
