@@ -7,9 +7,11 @@ from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, Literal, Never
 
 import pytest
+import torch
 from torch import Tensor
 
 from fedstill.core import (
+    SERVER,
     Addressed,
     Inbox,
     Message,
@@ -23,6 +25,7 @@ from fedstill.core import (
 )
 from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.ranges import Count, Positive
+from fedstill.models import MLP
 
 
 class Memory(State):
@@ -261,3 +264,15 @@ def test_methods_of_equal_values_are_equal_and_found_in_a_table() -> None:
 def test_a_method_that_says_nothing_else_shows_no_examples_and_is_scored_at_the_server() -> None:
     assert not Talk().sends_examples
     assert Talk.scored is Place.SERVER
+
+
+def test_a_model_that_nobody_keeps_is_missed_with_what_to_write() -> None:
+    class Bare(State):
+        count: int
+
+    for state, kept in ((None, "nothing"), (Bare(3), "Bare without weights")):
+        server: Node[Any] = Node(SERVER, 1, state, model=MLP((2,), 2))
+        with pytest.raises(ProtocolError, match=f"server keeps, which remembers {kept}; let serv"):
+            Talk().predict(server, torch.zeros(1, 2))
+    with pytest.raises(ProtocolError, match="client-0 keeps, which remembers nothing; let client_"):
+        Talk().predict(Node("client-0", 1, None, model=MLP((2,), 2)), torch.zeros(1, 2))

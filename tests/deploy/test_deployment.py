@@ -278,6 +278,7 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     assert f"ready: fedstill site start {place}" in ready
     assert "nothing was asked yet" in run("site", "status", place)
     assert "nothing runs in" in run("deploy", "status", str(out))
+    assert "there is no folder" in run("deploy", "status", str(tmp_path / "other"))
     assert "give --address" in run("deploy", "make", str(recipe), "--out", str(tmp_path / "d"))
 
 

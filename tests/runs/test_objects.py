@@ -306,5 +306,7 @@ def test_data_and_populations_show_themselves_in_a_line() -> None:
         "inputs of 3>"
     )
     assert repr(data) == shown
+    run = fedstill.run(Experiment(FedAvg(), Population(data, Net), rounds=1), execution=HERE)
+    assert repr(run) == "<Run label fedavg, data arrays, seed 0, rounds 1, in memory>"
     mixed = Population(data, fedstill.MLP, networks={"client-00": Net})
     assert repr(mixed) == f"<Population of 3 with Net, mlp; data: {shown}>"

@@ -275,7 +275,7 @@ class Method:
         By default its weights alone. A method whose `predict` needs more returns a subclass of
         `Scored` with further fields, and hints that very class.
         """
-        return None if server.state is None else Scored(server.state.weights)
+        return None if server.state is None else Scored(self._kept_weights(server))
 
     @property
     def scored_kind(self) -> type[Scored]:
@@ -289,7 +289,21 @@ class Method:
 
         A client's node has its whole memory; the server's has what `scored_state` returns.
         """
-        return node.model(node.state.weights, x)
+        return node.model(self._kept_weights(node), x)
+
+    def _kept_weights(self, node: Node[Any]) -> Weights:
+        weights: Weights | None = getattr(node.state, "weights", None)
+        if weights is None:
+            kept = (
+                "nothing" if node.state is None else f"{type(node.state).__name__} without weights"
+            )
+            first = "server_state" if node.id == SERVER else "client_state"
+            raise ProtocolError(
+                f"{type(self).__name__} is scored by the model that {node.id} keeps, which "
+                f"remembers {kept}; let {first} and the steps there keep `weights`, write "
+                "`predict`, or say with `scored` whose models are scored"
+            )
+        return weights
 
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
         """Sets of images that a node holds, by name, for the pictures of a run.

@@ -114,6 +114,8 @@ def read_board(folder: Path) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if not folder.parent.exists():
+            raise SiteError(f"there is no folder {folder.parent}; give a deployment's") from None
         raise SiteError(
             f"nothing runs in {folder} yet; start it with `fedstill deploy start`"
         ) from None

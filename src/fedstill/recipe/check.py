@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fedstill.channels import CHANNEL_NAMES, Channel
 from fedstill.core import ranges
@@ -25,6 +25,7 @@ from fedstill.recipe.tables import (
     GRID,
     QUICK,
     TRACKERS,
+    DataTable,
     EngineTable,
     FederationTable,
     Recipe,
@@ -40,6 +41,14 @@ M = TypeVar("M", Method, Channel)
 OLDER_ENGINE_WORDS = {"lanes": "streams"}
 
 
+class Named(NamedTuple):
+    """A method with the name that the recipe gives it, and its label in tables."""
+
+    method: Method
+    name: str
+    label: str
+
+
 def checked(tables: Table) -> list[Recipe]:
     """A recipe for each method; raises with every fault of every table."""
     faults: list[str] = []
@@ -51,9 +60,7 @@ def checked(tables: Table) -> list[Recipe]:
         _check_metrics(run.metrics, faults)
     data = read_data(tables.get("data", {}), faults)
     federation = _read_federation(tables.get("federation", {}), faults)
-    engine = read_table(EngineTable, _of_today(tables.get("engine", {}), faults), "engine", faults)
-    if engine is not None and engine.name not in (AUTO, *ENGINES):
-        faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
+    engine = _read_engine(tables.get("engine", {}), faults)
     track = _read_track(tables["track"], faults) if "track" in tables else None
     privacy = None
     if tables.get("privacy"):
@@ -64,31 +71,9 @@ def checked(tables: Table) -> list[Recipe]:
         if not isinstance(tables.get(name, {}), Mapping):
             faults.append(f"{name} must be a table, not {tables[name]!r}")
     _check_reported(tables.get("reported", {}), faults)
-    virtual = data.written.get("virtual") if data and data.virtual else None
     if federation is not None:
         _check_federation(federation, faults)
-    methods = tables.get("method", [])
-    methods = methods if isinstance(methods, list) else [methods]
-    public = data is None or data.public is not None
-    if not methods:
-        faults.append(f"method.name is missing; known: {', '.join(sorted(METHOD_NAMES.known()))}")
-    places = ["method"] if len(methods) == 1 else [f"method[{i}]" for i in range(len(methods))]
-    made = [
-        _read_method(table, where, virtual, faults)
-        for table, where in zip(methods, places, strict=True)
-    ]
-    faults += [
-        f"data.public is missing: {item[1]} needs images without labels that everybody holds; "
-        'name a set, e.g. data.public.name = "fashion-mnist"'
-        for item in made
-        if item and item[0].needs_public and not public
-    ]
-    labels = [item[2] for item in made if item]
-    faults += [
-        f"method.label {label!r} stands twice; give each method its own label"
-        for label in dict.fromkeys(labels)
-        if labels.count(label) > 1
-    ]
+    methods = _read_methods(tables.get("method", []), data, faults)
     if faults or not (run and data and federation and engine):
         raise RecipeError(faults)
     about, reported = (tables.get(name, {}) for name in FREE_TABLES)
@@ -99,16 +84,14 @@ def checked(tables: Table) -> list[Recipe]:
             data,
             networks,
             federation,
-            method,
-            name,
-            label,
+            *named,
             engine,
             about,
-            reported.get(label, {}) if several else reported,
+            reported.get(named.label, {}) if several else reported,
             privacy,
             track,
         )
-        for method, name, label in (item for item in made if item)
+        for named in methods
     ]
 
 
@@ -144,9 +127,32 @@ def _of_today(engine: Any, faults: list[str]) -> Any:
     return {**made, "name": OLDER_ENGINE_WORDS.get(name, name)} if isinstance(name, str) else made
 
 
-def _read_method(
-    table: Any, where: str, virtual: Table | None, faults: list[str]
-) -> tuple[Method, str, str] | None:
+def _read_methods(tables: Any, data: DataTable | None, faults: list[str]) -> list[Named]:
+    """The methods of a recipe, each under a label of its own, and what they need of the data."""
+    tables = tables if isinstance(tables, list) else [tables]
+    if not tables:
+        faults.append(f"method.name is missing; known: {', '.join(sorted(METHOD_NAMES.known()))}")
+    virtual = data.written.get("virtual") if data and data.virtual else None
+    places = ["method"] if len(tables) == 1 else [f"method[{i}]" for i in range(len(tables))]
+    read = (_read_method(one, at, virtual, faults) for one, at in zip(tables, places, strict=True))
+    made = [named for named in read if named]
+    if data is not None and data.public is None:
+        faults += [
+            f"data.public is missing: {named.name} needs images without labels that everybody "
+            'holds; name a set, e.g. data.public.name = "fashion-mnist"'
+            for named in made
+            if named.method.needs_public
+        ]
+    labels = [named.label for named in made]
+    faults += [
+        f"method.label {label!r} stands twice; give each method its own label"
+        for label in dict.fromkeys(labels)
+        if labels.count(label) > 1
+    ]
+    return made
+
+
+def _read_method(table: Any, where: str, virtual: Table | None, faults: list[str]) -> Named | None:
     if not isinstance(table, Mapping) or "name" not in table:
         faults.append(f"{where}.name is missing; known: {', '.join(sorted(METHOD_NAMES.known()))}")
         return None
@@ -174,7 +180,7 @@ def _read_method(
             inner = f"{where}.{field_of.name}"
             given[field_of.name] = _read_inner(given[field_of.name], there, inner, faults)
     method = read_values(kind, given, where, faults) if len(faults) == before else None
-    return (method, name, str(label)) if method is not None else None
+    return Named(method, name, str(label)) if method is not None else None
 
 
 def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any:
@@ -192,7 +198,14 @@ def _read_inner(value: Any, there: Method, where: str, faults: list[str]) -> Any
         faults.append(f"{where}.label: " + unknown("key", "label", {"name", "preset"}))
     standing = {} if "name" in table else {"name": method_name(there), **values(there)}
     made = _read_method({**standing, **table}, where, None, faults)
-    return made[0] if made else value
+    return made.method if made else value
+
+
+def _read_engine(table: Any, faults: list[str]) -> EngineTable | None:
+    engine = read_table(EngineTable, _of_today(table, faults), "engine", faults)
+    if engine is not None and engine.name not in (AUTO, *ENGINES):
+        faults.append("engine.name: " + unknown("engine", engine.name, (AUTO, *ENGINES)))
+    return engine
 
 
 def _read_track(table: Any, faults: list[str]) -> TrackTable | None:

@@ -168,6 +168,12 @@ class Run(reader.Run):
             raise RunFolderError(f"{self.folder} holds no checkpoint, so there is no model in it")
         return engine
 
+    def __repr__(self) -> str:
+        """In one line: the rows of a long run would fill many screens."""
+        facts = {name: self.summary.get(name) for name in ("label", "data", "seed", "rounds")}
+        said = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+        return f"<Run {said}, {'in memory' if self.folder is None else f'in {self.folder}'}>"
+
     def _repr_html_(self) -> str:
         """For a notebook: what was run, what came out, what was sent."""
         names = ("label", "data", "seed", "rounds", "engine", "device")
