@@ -155,15 +155,15 @@ def test_the_first_block_as_one_kernel_is_its_operations_rounded(
     shape: tuple[int, int, int], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    kernels = pytest.importorskip("fedstill.kernels.half_blocks")
+    kernels = pytest.importorskip("fedstill.kernels.first_blocks")
     padding = 3 if shape == (1, 28, 28) else 1
     x = (2 + torch.randn(5, *shape, generator=generator(0))).cuda().requires_grad_()
     weight = 0.2 * noise(width, shape[0], 3, 3).cuda()
     scale, shift = 1 + 0.1 * noise(width).cuda(), 0.1 * noise(width, name=1).cuda()
-    assert kernels.takes_first(x, padding)
-    found = kernels.first_block(x, weight, scale, shift, padding)
+    assert kernels.takes(x, padding)
+    found = kernels.block(x, weight, scale, shift, padding)
     with torch.no_grad():
-        assert torch.equal(found, kernels.first_block(x, weight, scale, shift, padding))
+        assert torch.equal(found, kernels.block(x, weight, scale, shift, padding))
     maps = torch.nn.functional.conv2d(x, weight, padding=padding)
     maps = torch.nn.functional.group_norm(maps, width, scale, shift)
     exact = torch.nn.functional.avg_pool2d(maps.relu(), 2)
@@ -181,11 +181,11 @@ def test_the_first_block_as_one_kernel_takes_images_of_hardly_more_than_one_colo
     level: float, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    kernels = pytest.importorskip("fedstill.kernels.half_blocks")
+    kernels = pytest.importorskip("fedstill.kernels.first_blocks")
     x = (level + spread * noise(3, 3, 32, 32)).cuda().requires_grad_()
     weight = 0.2 * noise(40, 3, 3, 3, name=1).cuda()
     scale, shift = 1 + 0.1 * noise(40).cuda(), 0.1 * noise(40, name=2).cuda()
-    found = kernels.first_block(x, weight, scale, shift, 1)
+    found = kernels.block(x, weight, scale, shift, 1)
     maps = torch.nn.functional.conv2d(x, weight, padding=1)
     maps = torch.nn.functional.group_norm(maps, 40, scale, shift)
     exact = torch.nn.functional.avg_pool2d(maps.relu(), 2)

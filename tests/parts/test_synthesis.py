@@ -170,6 +170,20 @@ def test_class_means_are_weighted_by_shares() -> None:
     assert class_means([outputs], share)[0].tolist() == [[3], [6]]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("images", "features"), [(1, 1), (50, 2048), (37, 70)])
+def test_class_means_of_a_kernel_are_those_of_the_operations(images: int, features: int) -> None:
+    pytest.importorskip("fedstill.kernels.class_means")
+    outputs = torch.randn(3, images, features, generator=generator(0)).requires_grad_()
+    share, told = torch.rand(3, images, generator=generator(1)), torch.ones(3, features)
+    expected = (outputs * share.unsqueeze(2)).sum(1)
+    (grad,) = torch.autograd.grad(expected, outputs, told)
+    here = outputs.detach().cuda().requires_grad_()
+    (found,) = class_means([here], share.cuda())
+    assert torch.allclose(found.cpu(), expected, atol=1e-5)
+    assert torch.equal(torch.autograd.grad(found, here, told.cuda())[0].cpu(), grad)
+
+
 def test_one_step_of_matching_moves_images_by_the_closed_form() -> None:
     data = pictures([3, 0, 5, 0])
     client = node(data=data)

@@ -45,6 +45,15 @@ def _sum(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     return sum_each(left, right)
 
 
+def _plus(left: list[Tensor], right: list[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """Each tensor plus its counterpart times a factor; one operation where only a GPU rounds."""
+    if isinstance(factor, Tensor) or not all(tensor.is_cuda for tensor in left):
+        return _sum(left, _times(right, factor))
+    if _wrapped(left) or _wrapped(right):
+        return [torch.add(a, b, alpha=factor) for a, b in zip(left, right, strict=True)]
+    return sum_each(left, right, factor)
+
+
 def _products(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     """Each tensor times its counterpart."""
     if _wrapped(left) or _wrapped(right):
@@ -94,12 +103,12 @@ class SGD:
             return value, memory
         moving, grads, *speeds = (list(column) for column in zip(*columns, strict=True))
         if self.weight_decay:
-            grads = _sum(grads, _times(moving, self.weight_decay))
+            grads = _plus(grads, moving, self.weight_decay)
         if self.momentum:
-            grads = _sum(_times(speeds[0], self.momentum), grads)
+            grads = _plus(grads, speeds[0], self.momentum)
             memory = trees.with_tensors(value, grads)
-        way = _times(grads, -(self.lr if rate is None else rate))
-        return trees.with_tensors(value, _sum(moving, way)), memory
+        moved = _plus(moving, grads, -(self.lr if rate is None else rate))
+        return trees.with_tensors(value, moved), memory
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ class Adam:
         columns = trees.columns([value, gradient, memory["first"], memory["second"]])
         moving, grads, first, second = (list(column) for column in zip(*columns, strict=True))
         if self.weight_decay:
-            grads = _sum(grads, _times(moving, self.weight_decay))
+            grads = _plus(grads, moving, self.weight_decay)
         b1, b2 = self.betas
         count = memory["count"] + 1
         first = _sum(_times(first, b1), _times(grads, 1 - b1))

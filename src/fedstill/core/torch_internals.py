@@ -120,11 +120,11 @@ def times_each(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
     return list(torch._foreach_mul(tensors, factor))
 
 
-def sum_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    """Each tensor plus its counterpart, in one operation for all; not for wrapped tensors."""
+def sum_each(left: list[Tensor], right: list[Tensor], factor: float = 1) -> list[Tensor]:
+    """Each tensor plus a factor times its counterpart, in one operation; not for wrapped ones."""
     if few_and_large(left):
-        return [a + b for a, b in zip(left, right, strict=True)]
-    return list(torch._foreach_add(left, right))
+        return [torch.add(a, b, alpha=factor) for a, b in zip(left, right, strict=True)]
+    return list(torch._foreach_add(left, right, alpha=factor))
 
 
 def product_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:

@@ -38,16 +38,17 @@ def apply(images: Tensor, draws: Draws, may: set[str]) -> Tensor:
     The parameters are [set, parameter]. There is a gradient for images, none for parameters.
     """
     of_image = [parameters.contiguous() for parameters in draws[1:]]
-    color, cut, moved = "color" in may, "cutout" in may, bool(may & {"crop", "flip", "scale"})
+    color, cut, scaled = "color" in may, "cutout" in may, "scale" in may
+    moved = scaled or bool(may & {"crop", "flip"})
 
     def changed(x: Tensor) -> Tensor:
-        return _launched(_change, x, *of_image[:5], False, color, cut, moved)
+        return _launched(_change, x, *of_image[:5], False, color, cut, moved, scaled)
 
     def without_brightness(x: Tensor) -> Tensor:
-        return _launched(_change, x, *of_image[:5], True, color, cut, moved)
+        return _launched(_change, x, *of_image[:5], True, color, cut, moved, scaled)
 
     def changed_back(x: Tensor) -> Tensor:
-        return _launched(_change_back, x, *of_image[:5], color, cut, moved)
+        return _launched(_change_back, x, *of_image[:5], color, cut, moved, scaled)
 
     def turned(x: Tensor) -> Tensor:
         return _launched(_turn, x, of_image[5])
@@ -55,7 +56,15 @@ def apply(images: Tensor, draws: Draws, may: set[str]) -> Tensor:
     def turned_back(x: Tensor) -> Tensor:
         return _launched(_turn_back, x, of_image[5])
 
-    if color or cut or moved:
+    def shifted(x: Tensor) -> Tensor:
+        return _launched(_move, x, *of_image[1:5], cut, scaled)
+
+    def shifted_back(x: Tensor) -> Tensor:
+        return _launched(_move_back, x, *of_image[1:5], cut, scaled)
+
+    if moved and not color:
+        images = _mapped(images, shifted, shifted, shifted_back)
+    elif color or cut:
         images = _mapped(images, changed, without_brightness, changed_back)
     if "rotate" in may:
         images = _mapped(images, turned, turned, turned_back)
@@ -182,10 +191,13 @@ def _colored(light, whole, mean, brightness, saturation, contrast, CHANNELS: tl.
 @triton.jit(do_not_specialize=["images", "color", "crop", "cutout", "flip", "scale"])
 def _change(
     light, changed, images, color, crop, cutout, flip, scale, LINEAR: tl.constexpr,
-    COLOR: tl.constexpr, CUT: tl.constexpr, MOVED: tl.constexpr, CHANNELS: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr,
+    COLOR: tl.constexpr, CUT: tl.constexpr, MOVED: tl.constexpr, SCALED: tl.constexpr,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """One image, of a set of so many `images`: colour, cutout, crop, scale and flip."""
+    """One image, of a set of so many `images`: colour, cutout, crop, scale and flip.
+
+    Unless it is scaled, every pixel is fetched from one other.
+    """
     which = tl.program_id(0) // images
     light += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
     changed += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
@@ -196,8 +208,8 @@ def _change(
         x = _scaled(x, tl.load(scale + which * 2 + 1) * tl.load(flip + which), WIDTH)
         whole = tl.zeros_like(y)
         value = tl.zeros(own.shape, tl.float32)
-        for below in tl.static_range(2):
-            for beside in tl.static_range(2):
+        for below in tl.static_range(2 if SCALED else 1):
+            for beside in tl.static_range(2 if SCALED else 1):
                 row, column = tl.floor(y) + below, tl.floor(x) + beside
                 there = _inside(row, column, HEIGHT, WIDTH)
                 share = _share(y, row) * _share(x, column)
@@ -225,8 +237,8 @@ def _change(
 @triton.jit(do_not_specialize=["images", "color", "crop", "cutout", "flip", "scale"])
 def _change_back(
     grad, told, images, color, crop, cutout, flip, scale, COLOR: tl.constexpr, CUT: tl.constexpr,
-    MOVED: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PIXELS: tl.constexpr,
+    MOVED: tl.constexpr, SCALED: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The transpose of `_change`; that of colour, without brightness, is colour again."""
     which = tl.program_id(0) // images
@@ -247,7 +259,7 @@ def _change_back(
         near_y = tl.floor(_scaled(y, 1.0 / vertical, HEIGHT) + 0.5)
         near_x = tl.floor(_scaled(x, 1.0 / horizontal, WIDTH) + 0.5)
         value = tl.zeros(own.shape, tl.float32)
-        for neighbour in range(9):
+        for neighbour in range(0 if SCALED else 4, 9 if SCALED else 5):
             row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
             share = _share(_scaled(row, vertical, HEIGHT), y)
             share *= _share(_scaled(column, horizontal, WIDTH), x)
@@ -262,6 +274,86 @@ def _change_back(
     tl.store(told + own, value, mask=known)
 
 
+@triton.jit
+def _plane(HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr):
+    """[pixel], rows and columns of one channel, where they lie, and if they do; as in `_tile`."""
+    pixel = tl.arange(0, PIXELS)
+    y, x = (pixel // WIDTH).to(tl.float32), (pixel % WIDTH).to(tl.float32)
+    return y, x, (y * WIDTH + x).to(tl.int32), pixel < HEIGHT * WIDTH
+
+
+@triton.jit
+def _from(light, row, column, share, known, WIDTH: tl.constexpr):
+    """[pixel], a share of what a channel has at whole places; nothing for no share."""
+    where = light + (row * WIDTH + column).to(tl.int32)
+    return share * tl.load(where, mask=known & (share > 0), other=0.0)
+
+
+@triton.jit(do_not_specialize=["images", "crop", "cutout", "flip", "scale"])
+def _move(
+    light, changed, images, crop, cutout, flip, scale, CUT: tl.constexpr, SCALED: tl.constexpr,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """As `_change`, of images whose colours stay: where pixels come from is found once for all.
+
+    It is written for each channel, and the compiler finds that it is the same.
+    """
+    which = tl.program_id(0) // images
+    light += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+    changed += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+    y, x, own, known = _plane(HEIGHT, WIDTH, PIXELS)
+    down, right = tl.load(crop + which * 2), tl.load(crop + which * 2 + 1)
+    y = _scaled(y, tl.load(scale + which * 2), HEIGHT)
+    x = _scaled(x, tl.load(scale + which * 2 + 1) * tl.load(flip + which), WIDTH)
+    for _ in tl.static_range(CHANNELS):
+        value = tl.zeros([PIXELS], tl.float32)
+        for below in tl.static_range(2 if SCALED else 1):
+            for beside in tl.static_range(2 if SCALED else 1):
+                row, column = tl.floor(y) + below, tl.floor(x) + beside
+                there = _inside(row, column, HEIGHT, WIDTH)
+                share = _share(y, row) * _share(x, column)
+                row, column = row + down, column + right
+                there = there & _inside(row, column, HEIGHT, WIDTH)
+                if CUT:
+                    there = there & _kept(row, column, cutout, which, down, right)
+                share = tl.where(there, share, 0.0)
+                value += _from(light, row, column, share, known, WIDTH)
+        tl.store(changed + own, value, mask=known)
+        light, changed = light + HEIGHT * WIDTH, changed + HEIGHT * WIDTH
+
+
+@triton.jit(do_not_specialize=["images", "crop", "cutout", "flip", "scale"])
+def _move_back(
+    grad, told, images, crop, cutout, flip, scale, CUT: tl.constexpr, SCALED: tl.constexpr,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """The transpose of `_move`; see `_change_back`."""
+    which = tl.program_id(0) // images
+    grad += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+    told += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+    y, x, own, known = _plane(HEIGHT, WIDTH, PIXELS)
+    down, right = tl.load(crop + which * 2), tl.load(crop + which * 2 + 1)
+    there = known
+    if CUT:
+        there = there & _kept(y, x, cutout, which, down, right)
+    vertical = tl.load(scale + which * 2)
+    horizontal = tl.load(scale + which * 2 + 1) * tl.load(flip + which)
+    y, x = y - down, x - right
+    there = there & _inside(y, x, HEIGHT, WIDTH)
+    near_y = tl.floor(_scaled(y, 1.0 / vertical, HEIGHT) + 0.5)
+    near_x = tl.floor(_scaled(x, 1.0 / horizontal, WIDTH) + 0.5)
+    for _ in tl.static_range(CHANNELS):
+        value = tl.zeros([PIXELS], tl.float32)
+        for neighbour in tl.static_range(0 if SCALED else 4, 9 if SCALED else 5):
+            row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
+            share = _share(_scaled(row, vertical, HEIGHT), y)
+            share *= _share(_scaled(column, horizontal, WIDTH), x)
+            share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
+            value += _from(grad, row, column, share, there, WIDTH)
+        tl.store(told + own, value, mask=known)
+        grad, told = grad + HEIGHT * WIDTH, told + HEIGHT * WIDTH
+
+
 @triton.jit(do_not_specialize=["images", "rotate"])
 def _turn(
     light, turned, images, rotate, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
@@ -271,16 +363,18 @@ def _turn(
     angle = tl.load(rotate + tl.program_id(0) // images)
     light += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
     turned += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
-    y, x, own, known = _tile(False, CHANNELS, HEIGHT, WIDTH, PIXELS)
+    y, x, own, known = _plane(HEIGHT, WIDTH, PIXELS)
     y, x = _turned(y, x, tl.sin(angle), tl.cos(angle), HEIGHT, WIDTH)
-    value = tl.zeros(own.shape, tl.float32)
-    for below in tl.static_range(2):
-        for beside in tl.static_range(2):
-            row, column = tl.floor(y) + below, tl.floor(x) + beside
-            share = _share(y, row) * _share(x, column)
-            share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
-            value += _fetched(light, row, column, share, known, CHANNELS, HEIGHT, WIDTH)
-    tl.store(turned + own, value, mask=known)
+    for _ in tl.static_range(CHANNELS):
+        value = tl.zeros([PIXELS], tl.float32)
+        for below in tl.static_range(2):
+            for beside in tl.static_range(2):
+                row, column = tl.floor(y) + below, tl.floor(x) + beside
+                share = _share(y, row) * _share(x, column)
+                share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
+                value += _from(light, row, column, share, known, WIDTH)
+        tl.store(turned + own, value, mask=known)
+        light, turned = light + HEIGHT * WIDTH, turned + HEIGHT * WIDTH
 
 
 @triton.jit(do_not_specialize=["images", "rotate"])
@@ -293,16 +387,18 @@ def _turn_back(
     sine, cosine = tl.sin(angle), tl.cos(angle)
     grad += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
     told += tl.program_id(0).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
-    y, x, own, known = _tile(False, CHANNELS, HEIGHT, WIDTH, PIXELS)
+    y, x, own, known = _plane(HEIGHT, WIDTH, PIXELS)
     # Those are nearer than the square root of two, along each axis, to this one's place turned
     # back: the pixel nearest to that and its eight neighbours are all.
     near_y, near_x = _turned(y, x, -sine, cosine, HEIGHT, WIDTH)
     near_y, near_x = tl.floor(near_y + 0.5), tl.floor(near_x + 0.5)
-    value = tl.zeros(own.shape, tl.float32)
-    for neighbour in range(9):
-        row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
-        from_y, from_x = _turned(row, column, sine, cosine, HEIGHT, WIDTH)
-        share = _share(from_y, y) * _share(from_x, x)
-        share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
-        value += _fetched(grad, row, column, share, known, CHANNELS, HEIGHT, WIDTH)
-    tl.store(told + own, value, mask=known)
+    for _ in tl.static_range(CHANNELS):
+        value = tl.zeros([PIXELS], tl.float32)
+        for neighbour in tl.static_range(9):
+            row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
+            from_y, from_x = _turned(row, column, sine, cosine, HEIGHT, WIDTH)
+            share = _share(from_y, y) * _share(from_x, x)
+            share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
+            value += _from(grad, row, column, share, known, WIDTH)
+        tl.store(told + own, value, mask=known)
+        grad, told = grad + HEIGHT * WIDTH, told + HEIGHT * WIDTH

@@ -9,8 +9,7 @@ the reach of half precision has a gradient that is not finite; others do not fee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,13 +19,12 @@ from fedstill.kernels import stacked_blocks
 from fedstill.kernels.stacked_blocks import (
     _empty,
     _launch_convolution,
+    framed,
     function,
     laid_out,
     norm_slopes_by_image,
     normed,
     squared_weight_slopes,
-    stacked,
-    stacked_once,
     weight_slopes,
 )
 
@@ -40,43 +38,12 @@ def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int)
     For one vmap over examples and one gradient in it. Weight, scale and shift are everybody's; `x`
     is an example's images in single precision, or what a block returned, or everybody's as well.
     """
-    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
+    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-any-return]
 
 
 def in_single(maps: Tensor) -> Tensor:
     """What a block returned, for the outside: in single precision, its gradient made louder."""
     return stacked_blocks.in_single(maps, GAIN)
-
-
-class _Block(torch.autograd.Function):
-    """The block; what its gradient needs is returned as well, since only that can be kept."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in forward(*stacked_once(inputs)))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.padding = inputs[-1]
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:-1], *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return (None,) * 5
-        of_x, of_weight = ctx.needs_input_grad[:2]
-        x, weight, *norm, laid = ctx.saved_tensors
-        with torch.no_grad():
-            *norm, grad = _NormSlopes.apply(grad, *norm)
-            to_x = _ImageSlopes.apply(grad, x, laid, ctx.padding) if of_x else None
-            to_weight = _WeightSlopes.apply(grad, x, weight, ctx.padding) if of_weight else None
-        return to_x, to_weight, *norm, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return forward(*stacked(info, in_dims, inputs)), 0
 
 
 def forward(
@@ -152,3 +119,16 @@ def own_weight_slopes(grad: Tensor, x: Tensor, weight: Tensor, padding: int) -> 
 _NormSlopes = function(norm_slopes)
 _ImageSlopes = function(image_slopes)
 _WeightSlopes = function(own_weight_slopes)
+
+
+def _gradients(
+    wanted: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor,
+    maps: Tensor, mean: Tensor, factor: Tensor, laid: Tensor, padding: int,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    *norm, grad = _NormSlopes.apply(grad, scale, shift, maps, mean, factor)
+    to_x = _ImageSlopes.apply(grad, x, laid, padding) if wanted[0] else None
+    to_weight = _WeightSlopes.apply(grad, x, weight, padding) if wanted[1] else None
+    return to_x, to_weight, *norm
+
+
+_Block = framed(forward, _gradients)

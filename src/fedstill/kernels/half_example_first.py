@@ -1,4 +1,4 @@
-"""GPU kernels of a ConvNet's first block in half precision for gradients of single examples.
+"""The first block of a ConvNet in half precision for gradients of single examples; where Triton is.
 
 As `stacked_first` for one network, whose kernels make the gradients of weights, scale and shift
 image by image: here they are summed over the images of each example alone.
@@ -6,70 +6,42 @@ image by image: here they are summed over the images of each example alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedstill.kernels import half_example_blocks as others
-from fedstill.kernels import stacked_first
-from fedstill.kernels.stacked_blocks import function, stacked, stacked_once
+from fedstill.kernels import first_blocks, stacked_first
+from fedstill.kernels.first_blocks import Norm
+from fedstill.kernels.half_example_blocks import GAIN
+from fedstill.kernels.stacked_blocks import framed, function
 
-takes = stacked_first.takes
+takes = first_blocks.takes
 
 
 def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
     """As `half_example_blocks.block`, for images that `takes` accepts."""
-    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
-
-
-class _Block(torch.autograd.Function):
-    """The block; what its gradient needs is returned as well, since only that can be kept."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in _forward(*stacked_once(inputs)))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.padding = inputs[-1]
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:-1], *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return (None,) * 5
-        images = ctx.saved_tensors[:4]
-        with torch.no_grad():
-            found = _Slopes.apply(grad, *ctx.saved_tensors, ctx.padding)
-            of_x = ctx.needs_input_grad[0]
-            to_x = _ImageSlopes.apply(grad, *images, ctx.padding) if of_x else None
-        return to_x, *found, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _forward(*stacked(info, in_dims, inputs)), 0
+    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-any-return]
 
 
 def _forward(
     x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
 ) -> tuple[Tensor, ...]:
     """The pooled maps; then for the gradient what `stacked_first.forward` keeps, by example."""
-    network = (weight[:1], scale[:1], shift[:1])
-    made = stacked_first.forward(_all_images(x), *network, padding)
+    made = stacked_first.forward(_all_images(x), weight[:1], scale[:1], shift[:1], padding)
     return tuple(torch.unflatten(one[0], 0, x.shape[:2]) for one in made)
 
 
 def slopes(
-    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, mean: Tensor,
-    factor: Tensor, spread: Tensor, padding: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the weights, of scale and of shift, each example's own."""
-    of_weights, of_both = stacked_first.slopes_by_image(
-        _all_images(grad), _all_images(x), weight[:1], scale[:1], shift[:1], _all_images(mean),
-        _all_images(factor), _all_images(spread), padding, gain=others.GAIN,
+    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, *kept: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of weights, scale and shift, each example's own, from what was kept and padding."""
+    *found, padding = kept
+    *norm, spread = (_all_images(one) for one in found)
+    of_weights, of_both = first_blocks.weight_slopes_by_image(
+        _all_images(grad), _all_images(x), weight[:1], scale[:1], Norm(*norm), spread,
+        padding=padding, gain=GAIN,
     )  # fmt: skip
     to_weight, to_both = (
         torch.unflatten(one[0], 0, x.shape[:2]).sum(1) for one in (of_weights, of_both)
@@ -79,13 +51,15 @@ def slopes(
 
 
 def image_slopes(
-    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int
+    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, *kept: Any
 ) -> Tensor:
-    """The gradient of the images, by the kernels of other blocks."""
-    network = (weight, scale, shift)
-    _, maps, mean, factor, laid = others.forward(x, *network, padding)
-    to_maps = others.norm_slopes(grad, scale, shift, maps, mean, factor)[2]
-    return others.image_slopes(to_maps, x, laid, padding)
+    """The gradient of the images, as loud as outside."""
+    *norm, padding = kept
+    found = first_blocks.image_slopes(
+        _all_images(grad), _all_images(x), weight[:1], scale[:1], shift[:1],
+        Norm(*(_all_images(one) for one in norm)), padding=padding, gain=GAIN,
+    )  # fmt: skip
+    return torch.unflatten(found[0], 0, x.shape[:2])
 
 
 def _all_images(by_example: Tensor) -> Tensor:
@@ -95,3 +69,15 @@ def _all_images(by_example: Tensor) -> Tensor:
 
 _Slopes = function(slopes)
 _ImageSlopes = function(image_slopes)
+
+
+def _gradients(
+    wanted: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor,
+    *kept: Any,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    *norm, _, padding = kept
+    to_x = _ImageSlopes.apply(grad, x, weight, scale, shift, *norm, padding) if wanted[0] else None
+    return to_x, *_Slopes.apply(grad, x, weight, scale, *kept)
+
+
+_Block = framed(_forward, _gradients)

@@ -13,7 +13,7 @@ small numbers to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +81,7 @@ def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int)
     """
     if not in_transform():
         return _Alone.apply(x, weight, scale, shift, padding)  # type: ignore[no-untyped-call,no-any-return]
-    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-untyped-call,no-any-return]
+    return _Block.apply(x, weight, scale, shift, padding)[0]  # type: ignore[no-any-return]
 
 
 def in_single(maps: Tensor, gain: float = GAIN) -> Tensor:
@@ -107,36 +107,39 @@ class _InSingle(torch.autograd.Function):
         return (grad * ctx.gain).half(), None
 
 
-class _Block(torch.autograd.Function):
-    """The block; what its gradient needs is returned as well, since only that can be kept."""
+def framed(forward: Callable[..., Any], gradients: Callable[..., Any]) -> Any:
+    """A block of (x, weight, scale, shift, padding) for `torch.func`, from launches for stacks.
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(made[0] for made in _forward(*stacked_once(inputs)))
+    `forward` returns the pooled maps and what the gradient needs; all of it leaves the block, since
+    only that can be kept. `gradients` is given which inputs want one, the gradient of the pooled
+    maps, the inputs but for padding, what was kept, and padding; it returns those of the inputs.
+    """
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, _, scale, shift, padding = inputs
-        ctx.padding = padding
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, scale, shift, *output[1:])
+    class Block(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return tuple(made[0] for made in forward(*stacked_once(inputs)))
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return (None,) * 5
-        of_x, of_weight = ctx.needs_input_grad[:2]
-        x, *norm, laid = ctx.saved_tensors
-        with torch.no_grad():
-            *norm, grad = _NormSlopes.apply(grad, *norm)
-            to_x = _ImageSlopes.apply(grad, x, laid, ctx.padding) if of_x else None
-            to_weight = _WeightSlopes.apply(grad, x, ctx.padding) if of_weight else None
-        return to_x, to_weight, *norm, None
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            *kept, ctx.padding = inputs
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*kept, *output[1:])
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
-        return _forward(*stacked(info, in_dims, inputs)), 0
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+            if grad is None:
+                return (None,) * 5
+            with torch.no_grad():
+                found = gradients(ctx.needs_input_grad, grad, *ctx.saved_tensors, ctx.padding)
+            return *found, None
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+            return forward(*stacked(info, in_dims, inputs)), 0
+
+    return Block
 
 
 class _Alone(torch.autograd.Function):
@@ -393,6 +396,19 @@ def norm_slopes_by_image(
 _NormSlopes = function(norm_slopes)
 _ImageSlopes = function(image_slopes)
 _WeightSlopes = function(weight_slopes)
+
+
+def _gradients(
+    wanted: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor,
+    maps: Tensor, mean: Tensor, factor: Tensor, laid: Tensor, padding: int,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    *norm, grad = _NormSlopes.apply(grad, scale, shift, maps, mean, factor)
+    to_x = _ImageSlopes.apply(grad, x, laid, padding) if wanted[0] else None
+    to_weight = _WeightSlopes.apply(grad, x, padding) if wanted[1] else None
+    return to_x, to_weight, *norm
+
+
+_Block = framed(_forward, _gradients)
 
 
 def _tile(channels: int, most: int) -> int:

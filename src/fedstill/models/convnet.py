@@ -179,14 +179,15 @@ class ConvNet(Scalable):
     ) -> list[Tensor]:
         """Blocks of a network that stays as it is; gradients are louder in it than outside."""
         maps: list[Tensor] = []
-        x = kernels.gained(x, 1 / GAIN)
+        first = gpu.kernels("kernels.first_blocks")
         for block in range(self.depth):
             weight, scale, shift = weights[block]
             last = block == self.depth - 1
             padding = self._first_padding() if block == 0 else 1
-            if block == 0 and not last and kernels.takes_first(x, padding):
-                x = kernels.first_block(x, weight, scale, shift, padding)
+            if block == 0 and not last and first.takes(x, padding):
+                x = first.block(x, weight, scale, shift, padding, GAIN)
             else:
+                x = x if block else kernels.gained(x, 1 / GAIN)
                 x = F.conv2d(*_in_half(x, weight), padding=padding)
                 x = kernels.norm_relu_pool(x, scale, shift, last=last)
             if last or not only_last:

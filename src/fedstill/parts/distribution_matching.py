@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import SGD, Data, Lazy, Model, Node, Weights, minimize, trees
+from fedstill.core import SGD, Data, Lazy, Model, Node, Weights, gpu, minimize, trees
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
@@ -212,6 +212,10 @@ def class_means(outputs: Sequence[Tensor], share: Tensor) -> list[Tensor]:
     """[class, ...], the mean of each output over the images of a class."""
     means = []
     for out in outputs:
+        kernels = gpu.kernels("kernels.class_means") if gpu.plain_on_gpu(out, share) else None
+        if kernels is not None and out.dim() == 3 and not share.requires_grad:
+            means.append(kernels.class_means(out, share))
+            continue
         weights = share.reshape(share.shape + (1,) * (out.dim() - 2))
         means.append((out * weights).sum(1))
     return means

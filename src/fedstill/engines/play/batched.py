@@ -94,6 +94,8 @@ class Batched(InProcess):
             actor = Acting(self.node(id, round, step.name), inbox)
             actors.append(actor)
             self._guarded(step, round, actor, lambda actor=actor: self._enter(step, actor))
+            if len(inboxes) > 1:
+                self._guarded(step, round, actor, lambda actor=actor: self._awaits(actor))
         return outcomes, actors
 
     def to_the_end(self, step: Step, round: int, actors: Sequence[Acting]) -> None:
@@ -104,6 +106,8 @@ class Batched(InProcess):
                 if actor.beside:
                     actor.answer = [each.answer for each in actor.beside]
                 self._guarded(step, round, actor, lambda actor=actor: self._advance(actor))
+                if len(waiting) > 1:
+                    self._guarded(step, round, actor, lambda actor=actor: self._awaits(actor))
 
     def left_behind(
         self, step: Step, actors: Sequence[Acting], toward: Direction | None
@@ -112,6 +116,9 @@ class Batched(InProcess):
         ended = [(actor.node, actor.inbox, actor.message) for actor in actors]
         made = self._all_committed(ended, step, toward)
         return {actor.node.id: outcome for actor, outcome in zip(actors, made, strict=True)}
+
+    def _awaits(self, actor: Acting) -> None:
+        """One of several nodes came to its next loop, if it has one; others are on their way."""
 
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """Run the loops that nodes wait for, and put down each one's answer.

@@ -2,13 +2,14 @@
 
 One client's step seldom fills a GPU. Clients may be stacked, which needs loops of equal shapes
 and other kernels; or their recorded steps may run beside each other, each on a stream of its own,
-whatever their networks and lengths. The results are then those of `in_process`.
+whatever their networks and lengths. The results are then those of `in_process`. A loop that is not
+for a stack begins while the host still draws what the next client's loop needs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,10 @@ from fedstill.core.data import Plan
 from fedstill.core.fetched import fetched
 from fedstill.core.loop import Descent, Loop, SeededBatches
 from fedstill.core.method import Step
-from fedstill.core.node import Cache
+from fedstill.core.node import Cache, Inbox
 from fedstill.core.precision import half_asked_for
-from fedstill.engines.engine import Absences
+from fedstill.core.records import NodeId
+from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.graphs import CudaGraphs
 from fedstill.engines.loops.memory_estimate import device_memory_left
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 STREAMS = 8  # more do not make a GPU do more, and each has memory of its own
 FETCHED_SHARE = 16  # of free memory, a part of one in so many for examples fetched at once
+FIRST = 64  # steps of a loop that are begun before the next node's; a GPU has work in the meantime
 STACK = 8  # so many loops of networks that stack well are a stack
 SLIGHT = 2**15  # numbers of a batch, of which a step is slight
 
@@ -61,6 +64,9 @@ def cuda_stream(device: torch.device, notes: list[str], compiler: Compiler | Non
     )
 
 
+Playing = Generator[None, None, Ended | None]
+
+
 class Failed(Exception):
     """A loop failed: which one, and how."""
 
@@ -79,6 +85,29 @@ class StreamSet:
         self.count = count
         self.notes = [] if notes is None else notes
         self.streams: list[Stream] = []
+        self.begun: dict[int, tuple[Loop[Any], Playing]] = {}  # by the stream's number
+
+    def begin(self, loop: Loop[Any]) -> None:
+        """The first steps of a loop that `run` will be asked for, where a stream is free."""
+        number = len(self.begun)
+        if number >= self.count:
+            return
+        try:
+            if number == len(self.streams):
+                self.streams.append(self.make())
+            stream = self.streams[number]
+            stream.begin()
+            playing = stream.recorder.playing(loop)
+            with stream.entered():
+                try:
+                    for _ in range(FIRST):
+                        next(playing)
+                except StopIteration as end:
+                    playing = _at_its_end(end.value)
+        except torch.OutOfMemoryError:
+            self._become_fewer()
+        else:
+            self.begun[number] = (loop, playing)
 
     def run(self, loops: Sequence[Loop[Any]]) -> list[Ended | None]:
         """How each loop ended; None for one that must be run step by step.
@@ -93,20 +122,26 @@ class StreamSet:
             try:
                 self._pass(loops, ended)
             except torch.OutOfMemoryError:
-                self.streams.clear()
-                self.count //= 2
-                left = f"{self.count} streams" if self.count else "none: loops run step by step"
-                self.notes.append(f"the device's memory did not suffice; from now on {left}")
+                self._become_fewer()
         return [ended.get(place) for place in range(len(loops))]
+
+    def _become_fewer(self) -> None:
+        """Half as many streams; what was begun in them is begun again."""
+        self.begun.clear()
+        self.streams.clear()
+        self.count //= 2
+        left = f"{self.count} streams" if self.count else "none: loops run step by step"
+        self.notes.append(f"the device's memory did not suffice; from now on {left}")
 
     def _pass(self, loops: Sequence[Loop[Any]], ended: dict[int, Ended | None]) -> None:
         """Longest loops first; a stream that is free takes the next one."""
         longest = sorted(range(len(loops)), key=lambda place: -len(loops[place].batches))
         waiting = [place for place in longest if place not in ended]
+        running = self._going_on(loops)
+        waiting = [place for place in waiting if all(place != one for one, _ in running.values())]
         for stream in self.streams:
             stream.begin()
         try:
-            running: dict[int, tuple[int, Playing]] = {}
             while waiting or running:
                 for number, stream in enumerate(self.streams):
                     if number not in running:
@@ -129,6 +164,22 @@ class StreamSet:
             for stream in self.streams:
                 stream.end()
 
+    def _going_on(self, loops: Sequence[Loop[Any]]) -> dict[int, tuple[int, Playing]]:
+        """By the stream's number: the places of loops that were begun, and where they are."""
+        places = {id(loop): place for place, loop in enumerate(loops)}
+        begun, self.begun = self.begun, {}
+        return {
+            number: (places[id(loop)], playing)
+            for number, (loop, playing) in begun.items()
+            if id(loop) in places
+        }
+
+
+def _at_its_end(ended: Ended | None) -> Playing:
+    """A loop that has been run, or cannot be: with what it would end."""
+    yield from ()
+    return ended
+
 
 def prepared(loops: Sequence[Loop[Any]]) -> list[Loop[Any]]:
     """The same loops, with the examples of all of them fetched at once as far as memory goes."""
@@ -137,10 +188,7 @@ def prepared(loops: Sequence[Loop[Any]]) -> list[Loop[Any]]:
         return list(loops)
     free = device_memory_left(trees.tensors(loops[0].carry)[0].device) or 0
     found = zip(loops, fetched(plans, free // FETCHED_SHARE), strict=True)
-    return [replace(loop, batches=plan) for loop, plan in found]
-
-
-Playing = Generator[None, None, Ended | None]
+    return [loop if plan is loop.batches else replace(loop, batches=plan) for loop, plan in found]
 
 
 class Streams(Batched):
@@ -165,6 +213,19 @@ class Streams(Batched):
                 self.notes,
             )
 
+    def begun(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> tuple[dict[NodeId, Outcome], list[Acting]]:
+        if self.beside is not None:
+            self.beside.begun.clear()  # of a step that failed
+        return super().begun(step, round, inboxes)
+
+    def _awaits(self, actor: Acting) -> None:
+        """Begin its loops, unless they may be for a stack, while the next node is on its way."""
+        for each in actor.beside or [actor]:
+            if self.beside is not None and each.waiting is not None and never_stacked(each.waiting):
+                self.beside.begin(each.waiting)
+
     def _run_loops(self, step: Step, round: int, waiting: list[Acting]) -> None:
         """What stacks well in stacks, what can be recorded in streams, the rest as `in_process`."""
         if self.beside is not None:
@@ -179,7 +240,7 @@ class Streams(Batched):
         for actor in waiting:
             recordable = actor.waiting is not None and worthwhile(actor.waiting)
             (fit if self.beside is not None and recordable else left).append(actor)
-        if self.beside is not None and len(fit) > 1:
+        if self.beside is not None and (len(fit) > 1 or self.beside.begun):
             left += self._side_by_side(self.beside, step, round, fit)
         else:  # one that has the GPU to itself may branch, see `in_process`
             left += fit
@@ -206,15 +267,28 @@ class Streams(Batched):
         return left
 
 
+def never_stacked(loop: Loop[Any]) -> bool:
+    """Whether a loop is for a stream whatever others come: it moves something else than a network.
+
+    Plans are left out, whose examples are fetched for all loops at once (`prepared`).
+    """
+    body, plan = loop.body, isinstance(loop.batches, Plan)
+    return worthwhile(loop) and isinstance(body, Descent) and not plan and not trains(body, loop)
+
+
+def trains(body: Descent, loop: Loop[Any]) -> bool:
+    """Whether what a loop moves is all of its network."""
+    value = loop.carry[0]
+    return isinstance(value, dict) and value.keys() == body.model.initial().keys()
+
+
 def stacks_well(stackable: Sequence[Acting]) -> bool:
     """Whether these loops train enough networks of a kind that is faster as a stack."""
     loop = stackable[0].waiting
     if loop is None or not isinstance(loop.body, Descent):
         return False
-    value = loop.carry[0]
-    trains = isinstance(value, dict) and value.keys() == loop.body.model.initial().keys()
     well = loop.body.stacks_well or steps_are_slight(loop.body, loop.batches)
-    return len(stackable) >= STACK and trains and well
+    return len(stackable) >= STACK and trains(loop.body, loop) and well
 
 
 def steps_are_slight(body: Descent, batches: Sequence[Any]) -> bool:
