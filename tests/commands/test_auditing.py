@@ -15,6 +15,10 @@ def test_the_mechanisms_are_audited_and_their_copies_caught(tmp_path: Path) -> N
     said = fedstill("audit", "mechanism", "--epsilon", 4, "--trials", 4000, "--out", out)
     assert said.code == 0
     assert "class sums" in said.out and "DP-SGD" in said.out
+    lines = said.out.splitlines()
+    assert [line.split()[-2:] for line in lines if "eps ≥" in line] == [["≥", "ledger"]] * 4
+    assert all(line.split()[-1] == "4" for line in lines if "release at epsilon" in line)
+    assert max(map(len, lines)) <= 80  # bounds stand beside what was seen in a narrow terminal too
     told = json.loads((out / "audit.json").read_text())
     assert told["controls_caught"] and not told["ledger_refuted"]
     assert (out / "curves.png").exists()
@@ -30,6 +34,11 @@ def test_a_recipe_is_attacked_and_the_same_command_again_gives_the_same(tmp_path
     again = fedstill("audit", "membership", recipe, "--client", "north", *MEMBERSHIP, "--out", out)
     assert again.code == 0
     assert (out / "audit.json").read_bytes() == before
+    markdown = fedstill(
+        "audit", "membership", recipe, "--client", "north", *MEMBERSHIP, "--out", out,
+        "--format", "markdown",
+    )  # fmt: skip
+    assert markdown.out.startswith("| audited | seen | AUC |")
     other = fedstill(
         "audit", "membership", recipe, "method.lr=0.2", "--client", "north", *MEMBERSHIP,
         "--out", out,

@@ -33,6 +33,7 @@ def test_what_a_recipe_tells_beforehand_is_what_its_run_then_spends(tmp_path: Pa
     assert "feddm: would spend, of a budget of epsilon = 4 at delta = 0.001" in said.out
     assert "4 of class sums, noise" in said.out
     assert "noise is simulated" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80  # as wide as a terminal without a width
     before = json.loads(fedstill("privacy", recipe, "--format", "json").out)
     out = tmp_path / "run"
     assert fedstill("run", recipe, "--out", out, "--quiet").code == 0

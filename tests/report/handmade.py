@@ -96,7 +96,11 @@ def everything(place: Path) -> Path:
         "round,step,node,mechanism,sigma,rate,releases\n"
         "1,synthesize,north,gaussian,2.5,0.1,20\n2,synthesize,north,gaussian,2.5,0.1,20\n"
     )
-    (place / "feddm" / "seed-0" / "privacy.csv").write_text(ledger)
+    private = place / "feddm" / "seed-0"
+    (private / "privacy.csv").write_text(ledger)
+    summary = json.loads((private / "summary.json").read_text())
+    limits = ["of this run: others, with other seeds, add up", "noise is simulated"]
+    (private / "summary.json").write_text(json.dumps({**summary, "privacy": {"limits": limits}}))
     (place / "audit.json").write_text(json.dumps({"canaries": {"found": 3, "of": 10}}))
     points = [[0.0, 0.0, "north", 0], [1.0, 2.0, "south", 1], [2.0, 1.0, CLIENTS[2], 1]]
     shift = {"pairs": [{"clients": "north - south", "mmd real": 0.25}],

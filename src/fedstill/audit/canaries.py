@@ -297,7 +297,7 @@ def canaries(
         findings += found_in(subject, execution, asked, watch)
     settings = {**asdict(asked), "confidence": CONFIDENCE}
     most = most_one_run_can_show(sum(asked.guesses(WHITE)), asked.delta, asked.number)
-    remark = f"so many guesses, all right, would show an epsilon of {most:.2f}; no audit can more"
+    remark = f"so many guesses, all right, would show an epsilon of {most:.2f}, and no audit more"
     result = Result("canaries", findings, settings, [*notes, remark])
     result.write(folder)
     return result

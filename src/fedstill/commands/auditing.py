@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstill.commands import listings
-from fedstill.commands.listings import Form
+from fedstill.commands.listings import Form, Row
 from fedstill.commands.options import (
     DataDir,
     Listing,
@@ -238,6 +239,23 @@ def _recipes(
     return recipes
 
 
+def _print_findings(rows: Sequence[Row], form: Form) -> None:
+    """In a terminal a table for each thing audited, so that bounds stand beside what was seen."""
+    if form is not Form.table:
+        listings.print_rows(rows, form)
+        return
+    for subject, own in groupby(rows, lambda row: str(row["audited"])):
+        listings.console().print(listings.table([_by_view(row) for row in own], subject))
+
+
+def _by_view(row: Row) -> Row:
+    """A row that begins with what was seen, and whose records were looked for."""
+    rest = {name: value for name, value in row.items() if name not in ("audited", "seen")}
+    if "records of" not in row:
+        return {"seen": row["seen"], **rest}
+    return {"seen, records of": f"{row['seen']}, {rest.pop('records of')}", **rest}
+
+
 def _tell(result: Result, folder: Path, form: Form) -> None:
     """Print what was found, draw it, say where it is, and fail where it proves something wrong."""
     from fedstill.report import audits
@@ -246,7 +264,7 @@ def _tell(result: Result, folder: Path, form: Form) -> None:
     if form is Form.json:
         listings.print_json(told)
     else:
-        listings.print_rows(audits.rows(told["findings"]), form)
+        _print_findings(audits.rows(told["findings"]), form)
     try:
         drawn = audits.draw_curves(told["findings"], folder / "curves.png")
         typer.echo(f"drawn: {drawn}", err=True)

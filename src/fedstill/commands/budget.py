@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,7 +44,14 @@ def privacy(
         print(f"{one['title']}\n" if form is Form.table else f"**{one['title']}**\n")
         if one["clients"]:
             listings.print_rows(one["clients"], form)
-        print("\n" + "\n".join(f"- {line}" for line in one["words"]))
+        print("\n" + "\n".join(_bullet(line, form) for line in one["words"]))
+
+
+def _bullet(line: str, form: Form) -> str:
+    """A line of a list; in a terminal no wider than that."""
+    if form is not Form.table:
+        return f"- {line}"
+    return fill(f"- {line}", listings.console().width, subsequent_indent="  ")
 
 
 def of_run(folder: Path) -> dict[str, Any]:

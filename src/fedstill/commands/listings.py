@@ -78,14 +78,14 @@ def markdown(rows: Sequence[Row]) -> str:
     return markdown_table(_layout(rows))
 
 
-def table(rows: Sequence[Row]) -> RenderableType:
+def table(rows: Sequence[Row], title: str = "") -> RenderableType:
     """A table for a terminal, or several where one is too wide; nothing is cut off.
 
-    Only the last column is ever broken into lines.
+    Only the last column is ever broken into lines. Each of several begins with the first column.
     """
     from fedstill.report.layout import Fitting
 
-    return Fitting("", _layout(rows))
+    return Fitting(title, _layout(rows))
 
 
 def _layout(rows: Sequence[Row]) -> Layout:

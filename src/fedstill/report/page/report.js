@@ -186,7 +186,8 @@
     if (Array.isArray(value)) {
       if (!value.length) return NONE;
       if (value.every((each) => each && typeof each === "object" && !Array.isArray(each))) return rowsTable(value);
-      return value.every((each) => typeof each !== "object") ? value.map(cell).join(", ") : h("div", {}, value.map((each) => h("div", {}, tree(each))));
+      const words = value.every((each) => typeof each !== "object" && !/[,;]/.test(String(each)));  // sentences stand in lines of their own
+      return words ? value.map(cell).join(", ") : h("div", {}, value.map((each) => h("div", {}, tree(each))));
     }
     if (typeof value !== "object") return cell(value);
     return h("dl", { class: "tree" }, Object.entries(value).flatMap(([key, item]) => [h("dt", {}, key.replaceAll("_", " ")), h("dd", {}, tree(item))]));
