@@ -357,7 +357,14 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     """Refuse to go on in a folder with other decisive values, and say which."""
     changed = differences(before, now)
     if changed:
+        private = now.get("privacy") or before.get("privacy")
+        free = "names" if private else "rounds, names"
+        why = (
+            "; the noise of a private run was found for its rounds and its budget"
+            if private
+            else ""
+        )
         raise RunFolderError(
-            f"{folder} cannot go on with other values: {'; '.join(changed)}. Only rounds, names, "
-            "devices and what is written may change; run other ones in a new folder"
+            f"{folder} cannot go on with other values: {'; '.join(changed)}. Only {free}, devices "
+            f"and what is written may change{why}; run other ones in a new folder"
         )
