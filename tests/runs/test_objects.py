@@ -310,3 +310,24 @@ def test_data_and_populations_show_themselves_in_a_line() -> None:
     assert repr(run) == "<Run label fedavg, data arrays, seed 0, rounds 1, in memory>"
     mixed = Population(data, fedstill.MLP, networks={"client-00": Net})
     assert repr(mixed) == f"<Population of 3 with Net, mlp; data: {shown}>"
+
+
+def test_an_instance_drawn_anew_goes_on_in_a_process_that_built_another(tmp_path: Path) -> None:
+    data = fedstill.split(*arrays(), partition=fedstill.Iid(3))
+
+    def play(rounds: int, folder: str, start: Any, shift: float = 0.0) -> Any:
+        net = Net()  # other values each time, as in another process
+        if start == "given":
+            torch.nn.init.constant_(net.layers[0].bias, shift)
+        whole = Population(data, fedstill.Module((3,), 3, net, start=start))
+        planned = Experiment(FedAvg(lr=0.1), whole, rounds=rounds)
+        return fedstill.run(
+            planned, execution=HERE, folder=tmp_path / folder, resume=True, pictures=False
+        )
+
+    play(1, "fresh", "fresh")
+    gone_on, unbroken = play(2, "fresh", "fresh"), play(2, "whole", "fresh")
+    assert gone_on.accuracy_by_round() == unbroken.accuracy_by_round()
+    play(1, "given", "given")
+    with pytest.raises(RunFolderError, match="the network's code, layers or fixed values"):
+        play(2, "given", "given", shift=1.0)

@@ -130,7 +130,10 @@ class Module(Model):
         return {**named, **self.net.named, **own}
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "name": self.net.name, "code": self.skeleton.digest}
+        # Values that are drawn anew decide nothing: another process builds an instance with others.
+        given, skeleton = self.start == "given", self.skeleton
+        code = skeleton.digest_as_given if given else skeleton.digest
+        return {**super().describe(), "name": self.net.name, "code": code}
 
     def state_dict(self, weights: Weights) -> Weights:
         """Weights as the module itself loads them."""

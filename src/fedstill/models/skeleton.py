@@ -171,7 +171,9 @@ class Skeleton:
             net = self._headed(net)
             self._take_in(net)
             self._look(net)
-            self.digest = self._digest(net)
+            self.digest = self._digest(net, self.constants)
+            copies = self.origin.copies
+            self.digest_as_given = self._digest(net, net.state_dict()) if copies else self.digest
             self.stages = self._found_stages(net)
         self._watch(net)
         self._without_weights(net)
@@ -484,15 +486,14 @@ class Skeleton:
         net.load_state_dict(self.state_dict(weights))
         return net.eval()
 
-    def _digest(self, net: nn.Module) -> str:
-        """What tells this module from others in another process: its code, form and constants."""
+    def _digest(self, net: nn.Module, values: Weights) -> str:
+        """What tells this module from others in another process: its code, form and values."""
         found = hashlib.sha256(repr(net).encode())
         code: set[Any] = {type(layer) for layer in net.modules()}
         code |= set() if self.origin.copies else {self.origin.make}
         own = [kind for kind in code if not str(kind.__module__).startswith("torch.")]
         for text in sorted(map(_source, own)):
             found.update(text.encode())
-        values = net.state_dict() if self.origin.copies else self.constants
         for name, tensor in values.items():
             found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()[:16]
