@@ -1,10 +1,13 @@
-"""Which loops are seen to be alike without a look at their shapes."""
+"""Which loops run as one stack, seen without a look at their shapes, and which cannot."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedstill
 from fedstill.core import SGD, Batch, Loop, Model, Weights
 from fedstill.core.loop import Descent
 from fedstill.core.seeds import generator
@@ -32,3 +35,26 @@ def test_loops_that_learn_otherwise_or_elsewhere_do_not() -> None:
     assert not begin_as_one(loop(), loop({"head.weight": START["head.weight"].clone()}))
     assert not begin_as_one(loop(near=torch.zeros(1)), loop(near=torch.zeros(2)))
     assert not begin_as_one(loop(), loop(near=torch.zeros(1)))
+
+
+class Undecided(nn.Module):
+    """A network whose way rests on what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1) if x.mean() > 0 else -x.flatten(1))
+
+
+def test_a_network_that_asks_for_values_is_told_which_engine_trains_it() -> None:
+    numbers = np.random.default_rng(0)
+    images, labels = numbers.normal(size=(60, 1, 2, 2)).astype("float32"), np.arange(60) % 2
+    data = fedstill.split(images, labels, partition=fedstill.Dirichlet(2, alpha=100.0))
+    experiment = fedstill.Experiment(
+        fedstill.FedAvg(lr=0.1), fedstill.Population(data, Undecided()), rounds=1
+    )
+    with pytest.raises(fedstill.FedstillError, match='choose engine = "in_process"'):
+        fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="batched"))
+    fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="in_process"))

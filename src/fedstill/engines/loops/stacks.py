@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.data import Batches
+from fedstill.core.errors import ProtocolError
 from fedstill.core.gpu import sent
 from fedstill.core.loop import Loop
 from fedstill.core.stacked_convolutions import as_products
@@ -142,9 +143,12 @@ def stacked_step(
 
     def flat(*leaves: Tensor) -> list[Tensor]:
         with as_products() if leaves[0].is_cuda else nullcontext():
-            moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
-                *trees.with_tensors(parts, leaves)
-            )
+            try:
+                moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
+                    *trees.with_tensors(parts, leaves)
+                )
+            except RuntimeError as error:
+                raise (_unstackable() if str(error).startswith("vmap:") else error) from error
         return [*moved, losses]
 
     found = None
@@ -154,6 +158,14 @@ def stacked_step(
         found = compiler.call(first.body, shapes, flat, leaves)
     *moved, losses = flat(*leaves) if found is None else found
     return moved, losses
+
+
+def _unstackable() -> ProtocolError:
+    return ProtocolError(
+        "clients cannot be trained as one stack, since their network or loss asks for the value of "
+        "a tensor (an `if` or a loop that rests on it, `.item()`); write it with torch.where, or "
+        'choose engine = "in_process" (on a GPU with record = false)'
+    )
 
 
 class StackRecording:
