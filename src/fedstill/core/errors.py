@@ -67,7 +67,9 @@ class StepError(FedstillError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """A line for a name that is not in a table, with the nearest one that is."""
     names = sorted(known)
-    spelled = {other.casefold(): other for other in reversed(names)}  # FedAvg for fedavg is near
-    near = get_close_matches(name.casefold(), spelled, n=1, cutoff=0.5)
-    hint = f" did you mean {spelled[near[0]]!r}?" if near else ""
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    if not near:  # SCAFFOLD for scaffold
+        spelled = {other.casefold(): other for other in reversed(names)}
+        near = [spelled[key] for key in get_close_matches(name.casefold(), spelled, 1, 0.5)]
+    hint = f" did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r};{hint} known: {', '.join(names) or 'none'}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from fedstill.core.data import Batches
 from fedstill.core.errors import ProtocolError
 from fedstill.core.gpu import sent
 from fedstill.core.loop import Loop
-from fedstill.core.stacked_convolutions import as_products
 from fedstill.engines.engine import functional_gradient
 from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.graphs import Capture, Replay, Unrecordable
@@ -142,13 +140,12 @@ def stacked_step(
     parts = [carry, values, trees.tensors(batch)]
 
     def flat(*leaves: Tensor) -> list[Tensor]:
-        with as_products() if leaves[0].is_cuda else nullcontext():
-            try:
-                moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
-                    *trees.with_tensors(parts, leaves)
-                )
-            except RuntimeError as error:
-                raise (_unstackable() if str(error).startswith("vmap:") else error) from error
+        try:
+            moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
+                *trees.with_tensors(parts, leaves)
+            )
+        except RuntimeError as error:
+            raise (_unstackable() if str(error).startswith("vmap:") else error) from error
         return [*moved, losses]
 
     found = None
