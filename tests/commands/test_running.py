@@ -175,7 +175,9 @@ MAIN = (
 )
 
 
-def on_a_terminal(*arguments: object, interrupt_after: bytes = b"") -> tuple[int, str, str]:
+def on_a_terminal(
+    *arguments: object, interrupt_after: bytes = b"", by: signal.Signals = signal.SIGINT
+) -> tuple[int, str, str]:
     """Exit code, standard output and what a terminal showed, of the real command."""
     master, slave = pty.openpty()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "TERM": "xterm"}
@@ -194,7 +196,7 @@ def on_a_terminal(*arguments: object, interrupt_after: bytes = b"") -> tuple[int
             break
         shown += piece
         if interrupt_after and re.search(interrupt_after, shown):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(by)
             interrupt_after = b""
     os.close(master)
     out, _ = process.communicate()
@@ -211,13 +213,16 @@ def test_a_terminal_sees_a_bar_and_a_pipe_only_the_result(tmp_path):
         assert words in shown
 
 
-def test_a_stopped_run_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "scheduler"]
+)
+def test_a_stopped_run_says_how_to_go_on(tmp_path, by, code):
     recipe = write_recipe(tmp_path)
     folder = tmp_path / "run"
-    code, out, shown = on_a_terminal(
-        "run", recipe, "run.rounds=500", "--out", folder, interrupt_after=rb"round [1-9]"
+    ended, out, shown = on_a_terminal(
+        "run", recipe, "run.rounds=500", "--out", folder, interrupt_after=rb"round [1-9]", by=by
     )
-    assert (code, out) == (130, "")
+    assert (ended, out) == (code, "")
     assert f"stopped; go on with `fedstill resume {folder}`" in " ".join(shown.split())
     assert "Traceback" not in shown
     assert (folder / "checkpoints").is_dir() and not (folder / "summary.json").exists()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -133,14 +133,11 @@ def play_all(cells: Sequence[Cell], going: Going) -> Tally:
     if before and going.named and not SPEECH.quiet:
         typer.echo(f"fedstill: {before} of {len(cells)} runs had finished before", err=True)
     tally = Tally(len(cells), before)
-    try:
+    with _stoppable(cells, going):
         if going.parallel > 1:
             _beside_each_other(waiting, going, tally)
         else:
             _one_by_one(waiting, going, tally)
-    except KeyboardInterrupt:
-        typer.echo(f"fedstill: stopped; {_then(cells, going)}", err=True)
-        raise typer.Exit(130) from None
     for cell in tally.elsewhere:
         typer.echo(f"fedstill: {cell.folder} is played by another process", err=True)
     for cell, text in tally.failed:
@@ -161,13 +158,34 @@ def refuse_failed(tally: Tally) -> None:
 
 def play_one(cell: Cell, going: Going, play: Callable[[Any], None]) -> None:
     """Play one run by a function that takes who watches, and say where it went."""
-    try:
-        with progress_bar(f"{cell.title} seed {cell.recipe.run.seed}", going.quiet) as watch:
-            play(watch)
-    except KeyboardInterrupt:
-        typer.echo(f"fedstill: stopped; {_then([cell], going)}", err=True)
-        raise typer.Exit(130) from None
+    title = f"{cell.title} seed {cell.recipe.run.seed}"
+    with _stoppable([cell], going), progress_bar(title, going.quiet) as watch:
+        play(watch)
     _finished(cell, going, Tally(1))
+
+
+class Terminated(KeyboardInterrupt):
+    """Somebody asked the process to end, as a scheduler does when time is up."""
+
+
+def _end(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+@contextmanager
+def _stoppable(cells: Sequence[Cell], going: Going) -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end the command with how to go on; each has its exit code."""
+    alone = current_thread() is main_thread()  # others may not listen to signals
+    before = signal.signal(signal.SIGTERM, _end) if alone else None
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        typer.echo(f"fedstill: stopped; {_then(cells, going)}", err=True)
+        number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+        raise typer.Exit(128 + number) from None
+    finally:
+        if alone:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _then(cells: Sequence[Cell], going: Going) -> str:
