@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import SGD, Batch, Loop, Model, Weights, minimize, side_by_side
+from fedstill.core.errors import BadValue
 from fedstill.core.loop import Descent, Several
+from fedstill.core.mechanism import Gradient
+from fedstill.engines.engine import autograd_gradient, functional_gradient
 from fedstill.models import MLP, ConvNet
 from worlds import finished
 
@@ -179,3 +183,41 @@ def test_works_side_by_side_wait_together() -> None:
 
 def test_nothing_side_by_side_is_nothing() -> None:
     assert finished(side_by_side([])) == []
+
+
+def detached(model: Model, value: Tensor, batch: Tensor) -> Tensor:
+    return parabola(model, value.detach(), batch)
+
+
+def unreduced(model: Model, value: Tensor, batch: Tensor) -> Tensor:
+    return (value - batch).square()
+
+
+def in_numbers(model: Model, value: Tensor, batch: Tensor) -> Any:
+    return 0.5
+
+
+@pytest.mark.parametrize("gradient", [autograd_gradient, functional_gradient])
+def test_a_loss_that_depends_on_nothing_trained_is_warned_of_and_moves_nothing(
+    gradient: Gradient,
+) -> None:
+    step, start = Descent(detached, MODEL, SGD(0.5)), torch.tensor(2.0)
+    with pytest.warns(UserWarning, match=r"^detached gave a loss that does not depend on what"):
+        (reached, _), loss = step((start, SGD(0.5).start(start)), {}, torch.tensor(8.0), gradient)
+    assert float(reached) == 2 and float(loss) == (8 - 2) ** 2 / 2
+
+
+@pytest.mark.parametrize("gradient", [autograd_gradient, functional_gradient])
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        (unreduced, r"^unreduced gave a tensor of shape \[3\]; a loss is one number"),
+        (in_numbers, "^in_numbers gave a float; a loss is a tensor of one number$"),
+    ],
+)
+def test_what_is_no_loss_is_refused_with_the_name_of_the_objective(
+    objective: Any, said: str, gradient: Gradient
+) -> None:
+    step, start = Descent(objective, MODEL, SGD(0.5)), torch.zeros(3)
+    with pytest.raises(BadValue, match=said):
+        step((start, SGD(0.5).start(start)), {}, torch.ones(3), gradient)

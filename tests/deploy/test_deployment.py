@@ -266,6 +266,9 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     asked = run("site", "join", place, "--data", npz)
     assert "leaves this site in synthesize, in each of 2 rounds: images" in asked
     assert f"recipe {number} (compare" in asked
+    assert "north: 18 training and 12 test images 1x8x8" in asked and "add --agree NUMBER" in asked
+    nowhere = run("site", "join", place, "--data", str(tmp_path / "nowhere"))
+    assert "client north: there is nothing at" in nowhere and "add --agree" not in nowhere
     told = run("site", "join", place, "--data", npz, "--agree", number)
     assert "send" in told and "north.csr" in told
     assert "north.pem is missing" in run("site", "check", place)

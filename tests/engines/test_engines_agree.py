@@ -60,6 +60,7 @@ from fedstill.parts.matching import GradientMatching
 from worlds import CLASSES, World, engine_for, examples, pictures, vectors
 
 TOLERANCE = 1e-5
+pytestmark = pytest.mark.filterwarnings("ignore:Flat.loss gave a loss that does not depend")
 
 
 class Memory(State):

@@ -255,6 +255,12 @@ def test_what_does_not_fit_is_refused_when_the_experiment_is_made() -> None:
         Experiment(FedAvg(), mixed)
 
 
+def test_a_run_of_no_rounds_is_refused_as_a_recipe_is(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"^rounds = 0: must be at least 1$"):
+        fedstill.run(experiment(rounds=0), folder=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_clients_are_joined_as_the_method_needs() -> None:
     people = population()
     names = people.clients

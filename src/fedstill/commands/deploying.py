@@ -236,6 +236,7 @@ def join(
     """See what will leave this site, agree to it, and make a key that stays here."""
     with _installed():
         from fedstill.deploy import site as sites
+        from fedstill.deploy.place import own_data
         from fedstill.sites.site import Policy
 
     invited = sites.opened(folder, data_dir)
@@ -245,6 +246,8 @@ def join(
     policy.check(invited.recipe.method)
     policy.check_privacy(invited.recipe.privacy)
     if agree is None:
+        found = own_data(invited.recipe, invited.deployment.name, str(data.absolute()))
+        typer.echo(_held(invited.deployment.name, found))
         typer.echo("to take part, add --agree NUMBER with the number that the coordinator told you")
         return
     asked = sites.join(invited, data, agree, policy, data_dir=data_dir, device=device)
@@ -289,6 +292,17 @@ def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
     yield f"  recipe {deployment.number} (compare it with what the coordinator tells you)"
 
 
+def _held(name: str, found: Any) -> str:
+    """What a site has: images, their shape, and how many of each class."""
+    (own,) = found.sites
+    counts = dict(zip(found.class_names, own.counts(found.classes).tolist(), strict=True))
+    by_class = ", ".join(f"{label} {count}" for label, count in counts.items())
+    shape = "x".join(map(str, found.shape))
+    return (
+        f"{name}: {len(own)} training and {len(own.test)} test images {shape}; by class {by_class}"
+    )
+
+
 @site.command()
 def check(folder: Own) -> None:
     """Look at this site's data and certificate; nothing is connected."""
@@ -297,14 +311,7 @@ def check(folder: Own) -> None:
         from fedstill.deploy import site as sites
 
     invited, found, wrong = sites.checked(folder)
-    (own,) = found.sites
-    counts = dict(zip(found.class_names, own.counts(found.classes).tolist(), strict=True))
-    by_class = ", ".join(f"{name} {count}" for name, count in counts.items())
-    shape = "x".join(map(str, found.shape))
-    typer.echo(
-        f"{invited.deployment.name}: {len(own)} training and {len(own.test)} test images {shape}; "
-        f"by class {by_class}"
-    )
+    typer.echo(_held(invited.deployment.name, found))
     for note in found.notes:
         typer.echo(f"  {note}")
     if wrong:

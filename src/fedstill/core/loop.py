@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.data import Batches, Gather
+from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient, Mechanism, Scored
 from fedstill.core.model import Network
 from fedstill.core.optim import Optimizer
@@ -180,7 +182,7 @@ class Descent:
                 notes: Weights = {}
                 model = network.train(notes)
                 loss = self.objective(model, joined(value, candidate), batch, **given)
-                return loss, notes
+                return checked_loss(loss, self.objective), notes
 
             return scored
 
@@ -198,6 +200,25 @@ class Descent:
     def stacks_well(self) -> bool:
         """Whether such loops are faster as a stack: the kernels for it make plain gradients."""
         return self.model.stacks_well and self.mechanism is None
+
+
+def checked_loss(loss: Tensor, objective: Callable[..., Tensor]) -> Tensor:
+    """A loss that can be minimised; one that depends on nothing that is trained is warned of."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    name = getattr(objective, "__qualname__", type(objective).__name__)
+    if not isinstance(loss, Tensor):
+        raise BadValue(f"{name} gave a {type(loss).__name__}; a loss is a tensor of one number")
+    if loss.numel() != 1:
+        raise BadValue(
+            f"{name} gave a tensor of shape {list(loss.shape)}; a loss is one number, e.g. its mean"
+        )
+    warnings.warn(
+        f"{name} gave a loss that does not depend on what is trained, so nothing is learned from "
+        "it; is there a detach() or a no_grad() on its way?",
+        stacklevel=2,
+    )
+    return loss
 
 
 def _identity(function: Callable[..., Any] | None) -> Any:

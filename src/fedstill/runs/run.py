@@ -218,6 +218,8 @@ def run(
     comparisons.
     """
     chosen = Execution() if execution is None else execution
+    if experiment.rounds == 0 and experiment.method.each_round():
+        raise BadValue("rounds = 0: must be at least 1")
     if resume and folder is None:
         raise RunFolderError("resume: a run goes on from its folder; give the one it was begun in")
     session, rows = run_experiment(
