@@ -5,7 +5,14 @@ import pytest
 
 from data.made_up import image_set
 from fedstill.core.errors import DataError
-from fedstill.data.images import resized, statistics, stratified_split, with_channels
+from fedstill.data.images import (
+    FEW,
+    resampling,
+    resized,
+    statistics,
+    stratified_split,
+    with_channels,
+)
 from fedstill.data.partitioned import partitioned
 from fedstill.data.partitions import Iid
 from fedstill.data.preview import counts_table
@@ -96,6 +103,14 @@ def test_enlarging_interpolates_between_pixel_centres():
     # Centres of 4 in 2: 0.25, 0.75, 1.25, 1.75: 0, 25 %, 75 % and all of the way from 0 to 200.
     row = np.broadcast_to(np.array([0, 200], np.uint8), (1, 1, 2, 2))
     assert resized(row, 4)[0, 0, 0].tolist() == [0, 50, 150, 200]
+
+
+def test_many_images_are_resized_each_by_itself():
+    # Wider than high, of two channels, and more than are treated at once.
+    many = np.random.default_rng(0).integers(0, 256, (FEW + 3, 2, 6, 9), dtype=np.uint8)
+    down, across = resampling(6, 7), resampling(9, 7)
+    expected = [[np.floor(down @ one @ across.T + 0.5 + 1e-6) for one in image] for image in many]
+    assert np.array_equal(resized(many, 7), np.array(expected))
 
 
 @pytest.mark.parametrize("size", [0, -3, 1.5, 100_000, True])
