@@ -131,7 +131,7 @@ def test_a_run_for_claims_alone_stands_beside_no_printed_number(folder: Path) ->
     assert ledger.rows == ()
     judged = ledger.claims[0]
     assert (judged.mean, judged.changes) == (pytest.approx(2.5), short)  # of 2 and 3 points
-    assert judged.judgement == "undecided"  # 12.7 times 0.5 points on either side
+    assert judged.judgement == "smaller or none"  # 2.5 ± 12.7 · 0.5, where 10 are printed
 
 
 def test_runs_as_the_recipe_has_them_come_before_changed_ones(folder: Path) -> None:
@@ -170,6 +170,7 @@ def pairs(differences: Sequence[float]) -> list[Entry]:
         ([5, 6, 7], "confirmed"),  # 6 ± 4.303 · 1 / √3 = 6 ± 2.48
         ([1, 2, 3], "undecided"),  # 2 ± 2.48
         ([0.4, 0.5, 0.6], "smaller"),  # 0.5 ± 0.25: above zero, and all below the printed 1
+        ([0.3, 0.4, -0.1], "smaller or none"),  # 0.2 ± 0.66: around zero, and all below 1
         ([-5, -6, -7], "refuted"),
         ([50], "undecided"),  # one seed tells nothing about seeds
     ],
@@ -187,6 +188,19 @@ def test_only_seeds_that_both_methods_have_are_paired() -> None:
 
 def changed(label: str, seed: int, score: float, *changes: str) -> Entry:
     return Entry("a/digits", label, seed, {"average_accuracy": score}, changes)
+
+
+def test_of_runs_that_were_cut_the_longest_judge_a_claim() -> None:
+    runs = [
+        Entry(
+            "a/digits", label, 0, {"average_accuracy": score, "rounds": rounds},
+            (f"run.rounds={rounds}",),
+        )
+        for label, rounds, score in (("a", 12, 0.5), ("b", 12, 0.5), ("a", 20, 0.7), ("b", 20, 0.6))
+    ]  # fmt: skip
+    judged = judged_of(CLAIM, runs)
+    assert judged.changes == ("run.rounds=20",)
+    assert judged.differences == {0: pytest.approx(10.0)}
 
 
 def test_a_claim_is_judged_by_runs_on_equal_data_for_as_many_rounds() -> None:

@@ -17,7 +17,9 @@ from fedstill.report.groups import Statistic, statistic
 WITHIN = 2.0  # points that are as near as seeds and machines allow
 Verdict = Literal["within", "found", "excluded", "open", "other data"]
 STATES: tuple[Verdict, ...] = get_args(Verdict)[1:]  # what may be said of a difference
-Judgement = Literal["confirmed", "smaller", "refuted", "undecided", "not measured"]
+Judgement = Literal[
+    "confirmed", "smaller", "smaller or none", "refuted", "undecided", "not measured"
+]
 PAPERS, RUNS = "papers", "runs"  # folders of a ledger
 # Two-sided 95 % of Student's distribution, for 1, 2, … differences more than one.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -209,32 +211,46 @@ def judged_of(claim: Claim, entries: Sequence[Entry]) -> Judged:
     if found is None:
         return Judged(claim, "not measured", {}, None, None)
     half = None if found.spread is None else interval(found)
-    judgement: Judgement = "undecided"
-    if half is not None and abs(found.mean) > half:
-        short_of_it = claim.by is not None and found.mean + half < claim.by
-        judgement = "refuted" if found.mean < 0 else "smaller" if short_of_it else "confirmed"
-    return Judged(claim, judgement, paired, found.mean, half, changes)
+    return Judged(claim, _judgement(claim.by, found.mean, half), paired, found.mean, half, changes)
+
+
+def _judgement(printed: float | None, mean: float, half: float | None) -> Judgement:
+    """Where the interval lies, beside zero and beside the printed gain."""
+    if half is None:
+        return "undecided"
+    if mean + half < 0:
+        return "refuted"
+    above_zero = mean - half > 0
+    if printed is not None and mean + half < printed:
+        return "smaller" if above_zero else "smaller or none"
+    return "confirmed" if above_zero else "undecided"
 
 
 Measured = tuple[Mapping[int, float], tuple[str, ...]]  # a score by seed, and what was changed
 
 
 def _by_changes(pair: tuple[str, str], score: str, entries: Sequence[Entry]) -> list[Measured]:
-    """A score by seed of one recipe and label, for each set of changes; the fewest come first."""
+    """A score by seed of one recipe and label, for each set of changes.
+
+    The fewest changes come first, and of as many the longest runs.
+    """
     name, _, target = score.partition(":")
     found: dict[tuple[str, ...], dict[int, float]] = {}
+    rounds: dict[tuple[str, ...], int] = {}
     for entry in entries:
         value = entry.score(name, target or None)
         if (entry.recipe, entry.label) == pair and value is not None:
             found.setdefault(entry.changes, {}).setdefault(entry.seed, value)
-    ordered = sorted(found, key=lambda changes: (len(changes), changes))
+            rounds.setdefault(entry.changes, int(entry.summary.get("rounds", 0)))
+    ordered = sorted(found, key=lambda changes: (len(changes), -rounds[changes], changes))
     return [(found[changes], changes) for changes in ordered]
 
 
 def _alike(some: Sequence[Measured], others: Sequence[Measured]) -> tuple[Measured, Measured]:
     """Of each list one: alike but for values of the method, with the most seeds in common.
 
-    Of several the one with the fewest changes. Where none are alike nothing can be compared.
+    Of several the one with the fewest changes, then the longest. Where none are alike nothing can
+    be compared.
     """
     pairs = [
         (one, other)

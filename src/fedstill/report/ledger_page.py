@@ -30,9 +30,10 @@ MEANING = (
     "the paper scored, so nothing follows.",
     "A claim is judged by the differences of runs with equal seeds: *confirmed* or *refuted* where "
     "the 95 % interval of their mean (Student's) lies on one side of zero, else *undecided*; "
-    "*smaller* where it lies above zero and wholly below the printed gain; with one seed always "
-    "undecided. Runs that were cut long before the paper's last round count for "
-    "claims alone, and what was changed is said beside them.",
+    "*smaller* where it lies above zero and wholly below the printed gain, *smaller or none* where "
+    "it holds zero and lies wholly below the printed gain; with one seed always undecided. Runs "
+    "that were cut long before the paper's last round count for claims alone, and what was changed "
+    "is said beside them: what they say, they say of the rounds that were played.",
 )
 
 
