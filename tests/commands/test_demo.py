@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from fedstill.commands import grids
+from fedstill.commands import demonstration, grids
 from fedstill.commands.cli import app
 from fedstill.logbook import FolderLog, Number, Traffic, read_rows, summarise, write_summary
 from fedstill.logbook.reader import read_run
@@ -35,17 +37,33 @@ def test_runs_are_played_side_by_side_the_longest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int
 ) -> None:
     seen: list[tuple[list[str], int]] = []
+    begun: list[Any] = []
+    planned = demonstration._planned
+
+    @contextmanager
+    def workers(count: int) -> Iterator[str]:
+        begun.append(count)
+        yield "the processes"
+
+    def after(*given: Any, **options: Any) -> Any:
+        begun.append("planned")
+        return planned(*given, **options)
 
     def watched(cells: Any, going: grids.Going) -> grids.Tally:
         seen.append(([cell.recipe.label for cell in cells], going.parallel))
+        begun.append(going.workers)
         return grids.Tally(6, failed=[(cells[0], "it broke")])
 
     monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(grids, "workers", workers)
+    monkeypatch.setattr(demonstration, "_planned", after)
     monkeypatch.setattr(grids, "play_all", watched)
     said = fedstill("demo", "--out", tmp_path / "d")
     assert seen == [(["feddm", "desa", "fedproto", "local", "scaffold", "fedavg"], at_once)]
     assert said.code != 0 and "1 of 6 runs failed" in said.err
     assert f"6 runs, {at_once} at a time" in said.err
+    beside = [at_once, "planned", "the processes"]  # begun before it is known what they play
+    assert begun == (beside if at_once > 1 else ["planned", None])
 
 
 def test_a_budget_buys_the_rounds_that_it_pays_for(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,34 +38,61 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Six methods on five embedded domains of digits: tables and a report in half a minute."""
-    from fedstill.report.page.content import content, found_in
-    from fedstill.report.page.document import document
-    from fedstill.report.tables import comparison
-    from fedstill.runs import recipes as runs
-
-    target = runs.fresh_folder(out)
     recipes = {
         part: Path(str(files("fedstill") / "recipes" / f"demo-{part}.toml")) for part in PARTS
     }
-    cells = {
+    alone = quick or job.obj is not None  # processes take longer to start than quick runs to play
+    beside = 1 if alone else min(os.cpu_count() or 1, AT_ONCE)
+    # Processes load torch while this one does, and what averaging says is found while they play.
+    begun = grids.workers(beside) if beside > 1 else nullcontext()
+    with begun as workers, ThreadPoolExecutor(1) as aside:
+        target, cells = _planned(recipes, out, quick=quick)
+        refusal = aside.submit(_refused, recipes["networks"])
+        going = grids.Going(target, quiet, beside, job.obj, named=False, workers=workers)
+        _play([cell for some in cells.values() for cell in some], going)
+    _tell_tables(cells, refusal.result())
+    page = _reported(target)
+    if show and not quiet and _has_desktop():
+        webbrowser.open(page.resolve().as_uri())
+    typer.echo("next: fedstill show desa · fedstill methods · fedstill data")
+
+
+def _planned(
+    recipes: Mapping[str, Path], out: Path, *, quick: bool
+) -> tuple[Path, dict[str, Sequence[Cell]]]:
+    """The folder, and the runs of each part in it."""
+    from fedstill.runs import recipes as runs
+
+    target = runs.fresh_folder(out)
+    return target, {
         part: _cells(recipe, target / f"{number}-{part}", quick=quick)
         for number, (part, recipe) in enumerate(recipes.items(), start=1)
     }
-    _play([cell for some in cells.values() for cell in some], target, job.obj, quick, quiet)
+
+
+def _tell_tables(cells: Mapping[str, Sequence[Cell]], refusal: str) -> None:
+    """What came out, part after part."""
+    from fedstill.report.tables import comparison
+
     for part, title in PARTS.items():
         typer.echo(f"\n{title}")
         folders = [cell.folder for cell in cells[part]]
         listings.console().print(comparison(folders).as_rich())
         if part == "networks":
-            typer.echo(f"fedavg: {_refused(recipes[part])}")
+            typer.echo(f"fedavg: {refusal}")
         else:
             listings.print_rows(budget_rows(folders), listings.Form.table)
+
+
+def _reported(target: Path) -> Path:
+    """The report of all runs."""
+    from fedstill.report.page.content import content, found_in
+    from fedstill.report.page.document import document
+
     page = target / "report.html"
     page.write_text(document(content(found_in([target]), title="Demonstration")), encoding="utf-8")
     typer.echo(f"\nthe report: {page}")
-    if show and not quiet and _has_desktop():
-        webbrowser.open(page.resolve().as_uri())
-    typer.echo("next: fedstill show desa · fedstill methods · fedstill data")
+    return page
 
 
 def _cells(recipe: Path, target: Path, *, quick: bool) -> Sequence[Cell]:
@@ -77,14 +106,11 @@ def _cells(recipe: Path, target: Path, *, quick: bool) -> Sequence[Cell]:
     return of_runs.cells_of(grid_of(tables), target)
 
 
-def _play(cells: Sequence[Cell], target: Path, line: Any, quick: bool, quiet: bool) -> None:
-    """Play all runs, the longest first, and as many at once as there are cores for."""
+def _play(cells: Sequence[Cell], going: grids.Going) -> None:
+    """Play all runs, the longest first."""
     ordered = sorted(cells, key=lambda cell: LONGEST_FIRST.index(cell.recipe.label))
-    alone = quick or line is not None  # processes take longer to start than quick runs to play
-    beside = 1 if alone else min(os.cpu_count() or 1, AT_ONCE)
-    if not quiet and not SPEECH.quiet:
-        typer.echo(f"fedstill: {len(cells)} runs, {beside} at a time", err=True)
-    going = grids.Going(target, quiet, parallel=beside, line=line, named=False)
+    if not going.quiet and not SPEECH.quiet:
+        typer.echo(f"fedstill: {len(cells)} runs, {going.parallel} at a time", err=True)
     grids.refuse_failed(grids.play_all(ordered, going))
 
 

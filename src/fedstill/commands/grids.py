@@ -35,6 +35,7 @@ class Going:
     line: Any = None  # to the other ranks
     overrides: tuple[str, ...] = ()
     named: bool = True  # say where each went
+    workers: Workers | None = None  # begun before; without them as many as `parallel` are begun
 
 
 @dataclass
@@ -223,26 +224,32 @@ def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
 
 def _beside_each_other(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
     """Hand cells to so many processes, each the next one when it is done with one."""
-    from fedstill.runs import worker
-
     count = min(going.parallel, len(cells))
     if not count:
         return
+    if going.workers is not None:
+        return _handed_out(cells, going, tally, going.workers)
+    with workers(count) as begun:
+        _handed_out(cells, going, tally, begun)
+
+
+def _handed_out(cells: Sequence[Cell], going: Going, tally: Tally, hands: Workers) -> None:
+    from fedstill.runs import worker
+
     left = list(reversed(cells))
-    answers: Queue[tuple[int, dict[str, Any] | None]] = Queue()
-    with _workers(count, answers) as workers, progress_bars(tally.total, going.quiet) as bars:
-        at: dict[int, Cell] = {}
+    at: dict[int, Cell] = {}
+    with progress_bars(tally.total, going.quiet) as bars:
 
         def next_for(number: int) -> None:
             if left:
                 cell = at[number] = left.pop()
                 bars.begin(number, f"{cell.title} seed {cell.recipe.run.seed}")
-                workers[number](worker.job(cell, going.overrides))
+                hands.hand(number, worker.job(cell, going.overrides))
 
-        for number in range(count):
+        for number in range(len(hands.processes)):
             next_for(number)
         while at:
-            number, told = answers.get()
+            number, told = hands.answers.get()
             if told is not None and told["kind"] == worker.PROGRESS:
                 bars.progress(number, told)
                 continue
@@ -261,54 +268,67 @@ def _beside_each_other(cells: Sequence[Cell], going: Going, tally: Tally) -> Non
                 next_for(number)
 
 
-@contextmanager
-def _workers(count: int, answers: Queue[Any]) -> Iterator[list[Callable[[str], None]]]:
-    """Processes that play cells; given is a function for each that hands it a job."""
-    command = [sys.executable, "-m", "fedstill.runs.worker", str(count)]
-    started = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
-            start_new_session=True,  # a Ctrl-C is ours to pass on
-        )
-        for _ in range(count)
-    ]  # fmt: skip
+class Workers:
+    """Processes that play cells; what they say comes into one queue, None where one has ended."""
 
-    def listen(number: int) -> None:
-        stream = started[number].stdout
+    def __init__(self, count: int):
+        command = [sys.executable, "-m", "fedstill.runs.worker", str(count)]
+        self.answers: Queue[tuple[int, dict[str, Any] | None]] = Queue()
+        self.processes = [
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+                start_new_session=True,  # a Ctrl-C is ours to pass on
+            )
+            for _ in range(count)
+        ]  # fmt: skip
+        numbers = range(count)
+        self.listening = [Thread(target=self._listen, args=(n,), daemon=True) for n in numbers]
+        for thread in self.listening:
+            thread.start()
+
+    def _listen(self, number: int) -> None:
+        stream = self.processes[number].stdout
         assert stream is not None
         for line in stream:
-            answers.put((number, json.loads(line)))
-        answers.put((number, None))
+            self.answers.put((number, json.loads(line)))
+        self.answers.put((number, None))
 
-    def tell(number: int) -> Callable[[str], None]:
-        stream = started[number].stdin
+    def hand(self, number: int, job: str) -> None:
+        """Give a process its next cell."""
+        stream = self.processes[number].stdin
         assert stream is not None
+        stream.write(job + "\n")
+        stream.flush()
 
-        def hand(job: str) -> None:
-            stream.write(job + "\n")
-            stream.flush()
+    def kill(self) -> None:
+        """End what is being played; what was written is whole at any moment."""
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
 
-        return hand
-
-    listening = [Thread(target=listen, args=(number,), daemon=True) for number in range(count)]
-    for thread in listening:
-        thread.start()
-    try:
-        yield [tell(number) for number in range(count)]
-    except BaseException:
-        for process in started:
-            process.send_signal(signal.SIGKILL)  # what was written is whole at any moment
-        raise
-    finally:
-        for process in started:
+    def close(self) -> None:
+        """Wait for the end of what is being played."""
+        for process in self.processes:
             if process.stdin is not None:
                 process.stdin.close()
             process.wait()
-        for thread in listening:
+        for thread in self.listening:
             thread.join()
-        for process in started:
+        for process in self.processes:
             if process.stdout is not None:
                 process.stdout.close()
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Workers]:
+    """Processes that play cells; they load what they need while cells are still looked for."""
+    begun = Workers(count)
+    try:
+        yield begun
+    except BaseException:
+        begun.kill()
+        raise
+    finally:
+        begun.close()
 
 
 def _finished(cell: Cell, going: Going, tally: Tally) -> None:
