@@ -464,6 +464,36 @@ def test_the_client_with_a_label_too_large_is_found_in_the_stack(engine: type[In
         played(Invented(), world, engine)
 
 
+@dataclass(frozen=True)
+class Forgetful(Invented):
+    """A step that is hinted to send what it was told, and does not."""
+
+    async def told(self, client: Node[Memory]) -> Told:
+        await super().told(client)
+        return None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Reserved(Forgetful):
+    """The same, where the hint allows it."""
+
+    @at_clients
+    async def learn(self, client: Node[Memory], inbox: Inbox[Never]) -> Told | None:
+        """Train, and say nothing."""
+        return await self.told(client)
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_a_step_that_forgets_its_message_is_refused_unless_its_hint_allows_it(
+    engine: type[InProcess],
+) -> None:
+    said = "Forgetful.learn failed on c0 in round 1: ProtocolError: it returned nothing, but by"
+    with pytest.raises(StepError, match=said):
+        played(Forgetful(), vectors(), engine)
+    outcomes, _ = played(Reserved(), vectors(), engine)
+    assert {outcome.message for round in outcomes for outcome in round.values()} == {None}
+
+
 @pytest.mark.parametrize("engine", [InProcess, Batched])
 @pytest.mark.parametrize("error", [AttributeError, AssertionError, OSError, KeyError])
 def test_any_kind_of_failure_is_told_in_the_same_way(

@@ -48,13 +48,32 @@ class Undecided(nn.Module):
         return self.head(x.flatten(1) if x.mean() > 0 else -x.flatten(1))
 
 
-def test_a_network_that_asks_for_values_is_told_which_engine_trains_it() -> None:
+class Restless(fedstill.FedAvg):
+    """Its loss draws random numbers."""
+
+    def objective(self, model: Model, weights: Weights, batch: Batch, *, start: Weights) -> Tensor:
+        drawn = Batch(batch.x * torch.rand(()), batch.y)
+        return super().objective(model, weights, drawn, start=start)
+
+
+def of_two_clients(method: fedstill.FedAvg, network: nn.Module) -> fedstill.Experiment:
     numbers = np.random.default_rng(0)
     images, labels = numbers.normal(size=(60, 1, 2, 2)).astype("float32"), np.arange(60) % 2
     data = fedstill.split(images, labels, partition=fedstill.Dirichlet(2, alpha=100.0))
-    experiment = fedstill.Experiment(
-        fedstill.FedAvg(lr=0.1), fedstill.Population(data, Undecided()), rounds=1
-    )
+    return fedstill.Experiment(method, fedstill.Population(data, network), rounds=1)
+
+
+def test_a_loss_that_draws_is_told_where_to_draw() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(fedstill.FedstillError, match="draws random numbers; draw them by purpose"):
+        fedstill.run(
+            of_two_clients(Restless(lr=0.1), network),
+            execution=fedstill.Execution(device="cpu", engine="batched"),
+        )
+
+
+def test_a_network_that_asks_for_values_is_told_which_engine_trains_it() -> None:
+    experiment = of_two_clients(fedstill.FedAvg(lr=0.1), Undecided())
     with pytest.raises(fedstill.FedstillError, match='choose engine = "in_process"'):
         fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="batched"))
     fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="in_process"))

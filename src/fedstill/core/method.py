@@ -72,6 +72,11 @@ class Step:
         return (self.kinds or self.hinted).sends
 
     @property
+    def may_be_silent(self) -> bool:
+        """Whether the hints allow that it leaves no message."""
+        return self.sends is None or NoneType in get_args(self._hints.get("return"))
+
+    @property
     def remembers(self) -> type[State] | None:
         """The kind of memory the acting node has, as hinted by `Node[...]`, or None."""
         return (self.kinds or self.hinted).remembers

@@ -145,7 +145,7 @@ def stacked_step(
                 *trees.with_tensors(parts, leaves)
             )
         except RuntimeError as error:
-            raise (_unstackable() if str(error).startswith("vmap:") else error) from error
+            raise (_unstackable(error) if str(error).startswith("vmap:") else error) from error
         return [*moved, losses]
 
     found = None
@@ -157,7 +157,12 @@ def stacked_step(
     return moved, losses
 
 
-def _unstackable() -> ProtocolError:
+def _unstackable(error: RuntimeError) -> ProtocolError:
+    if "random operation" in str(error):
+        return ProtocolError(
+            "clients cannot be trained as one stack, since their network or loss draws random "
+            "numbers; draw them by purpose where batches are made, e.g. node.rng('order')"
+        )
     return ProtocolError(
         "clients cannot be trained as one stack, since their network or loss asks for the value of "
         "a tensor (an `if` or a loop that rests on it, `.item()`); write it with torch.where, or "

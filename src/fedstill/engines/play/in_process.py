@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstill.core import algebra
 from fedstill.core.content import LARGEST
-from fedstill.core.errors import StepError
+from fedstill.core.errors import ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
 from fedstill.core.method import Place, Step, memory_of
 from fedstill.core.node import SERVER, Cache, Inbox, Node
@@ -250,6 +250,7 @@ class InProcess:
         The host waits for the device once or twice, not for each node. Messages are looked at now,
         since a moment later the processor has to fetch them again.
         """
+        _check_said(step, ended)
         sent = [message for _, _, message in ended if isinstance(message, Message)]
         strange = iter(algebra.not_finite_each(sent, LARGEST))
         told = iter(_on_host([n for node, _, _ in ended for n in node.numbers.values()]))
@@ -284,6 +285,19 @@ class InProcess:
 
 Ended = tuple[Node[Any], Inbox[Any], Any]
 """A node after a step, what it had read, and the message that it leaves."""
+
+
+def _check_said(step: Step, ended: Sequence[Ended]) -> None:
+    """Refuse a step that forgot its message: nothing would be learned, and nobody told."""
+    silent = [node for node, _, message in ended if message is None]
+    if not silent or step.may_be_silent:
+        return
+    kind = step.sends.__name__ if step.sends else "nothing"
+    why = ProtocolError(
+        f"it returned nothing, but by its hint it sends {kind}; return one, or write -> {kind} | "
+        "None where a party may say nothing"
+    )
+    raise StepError(type(step.method).__name__, step.name, silent[0].id, silent[0].round, why)
 
 
 def _on_host(numbers: Sequence[float | Tensor]) -> list[float]:
