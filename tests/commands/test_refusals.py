@@ -72,6 +72,10 @@ NEAREST = [
         "unknown partition kind 'dirichlt'; did you mean 'dirichlet'?",
     ),
     ("data.options.client=3", "unknown option of own 'client'; did you mean 'clients'?"),
+    (
+        "data.on_broken=skip",
+        "data.on_broken: this is an option of own; write it as data.options.on_broken",
+    ),
     ("federation.bad_messages=stopp", "unknown choice 'stopp'; did you mean 'stop'?"),
     ("engine.name=bathced", "unknown engine 'bathced'; did you mean 'batched'?"),
     ("models.clients.easst.width=3", "models.clients.easst.width: unknown key 'width'"),

@@ -280,6 +280,7 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     assert "north: 18 training and 12 test images 1x8x8" in ready
     assert f"ready: fedstill site start {place}" in ready
     assert "nothing was asked yet" in run("site", "status", place)
+    assert "is no folder of a deployment" in run("site", "status", str(tmp_path / "other"))
     assert "nothing runs in" in run("deploy", "status", str(out))
     assert "there is no folder" in run("deploy", "status", str(tmp_path / "other"))
     assert "give --address" in run("deploy", "make", str(recipe), "--out", str(tmp_path / "d"))

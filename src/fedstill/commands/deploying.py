@@ -353,8 +353,10 @@ def site_status(folder: Own) -> None:
     """What this site has answered so far, and how many bytes left it."""
     with _installed():
         from fedstill.deploy import site as sites
+        from fedstill.deploy.folder import read_deployment
     from fedstill.report.amounts import human_bytes
 
+    read_deployment(folder)  # refused where it is the folder of no deployment
     rows = sites.answers(folder)
     if not rows:
         typer.echo("nothing was asked yet")
