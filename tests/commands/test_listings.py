@@ -135,6 +135,14 @@ def test_data_sets_are_listed_with_what_is_there(tmp_path):
     assert "…" not in fedstill("data").out
 
 
+def test_a_split_is_previewed_by_the_name_of_a_set_alone() -> None:
+    sites = shown("data", "digits5")
+    assert [row["total"] for row in sites] == [300] * 5
+    change = ("data.partition.kind=iid", "data.partition.clients=3")
+    assert [row["total"] for row in shown("data", "digits5", *change)] == [500] * 3
+    assert "no recipe at digit5; give the path" in fedstill("data", "digit5").err
+
+
 def test_data_of_a_recipe_are_previewed_as_they_are_split(tmp_path):
     recipe = write_recipe(tmp_path)
     rows = shown("data", recipe)

@@ -23,7 +23,9 @@ from fedstill.commands.options import (
 def data(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="RECIPE", help="Preview how this recipe splits its data."),
+        typer.Argument(
+            metavar="RECIPE", help="Preview how this recipe splits its data; or a data set's name."
+        ),
     ] = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
@@ -33,7 +35,7 @@ def data(
     ] = None,
     form: Listing = Form.table,
 ) -> None:
-    """List the data sets; with a recipe, how many examples of each class its clients get."""
+    """List the data sets; with a recipe or a set, how many examples of each class clients get."""
     if recipe is None:
         rows = listings.data_rows(data_dir)
         if form is Form.table:
@@ -47,7 +49,11 @@ def data(
     from fedstill.recipe import build
 
     changes = [*(overrides or []), *data_dir_change(data_dir)]
-    first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
+    if _is_a_set(recipe):
+        alone = {"data": {"name": str(recipe)}, "method": {"name": "local"}}
+        first = config.checked(config.overridden(alone, changes))[0]
+    else:
+        first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
     collection = build.load_data(first)
     public = build.load_public(first, collection.shape)
     listings.print_rows(counts_table(collection), form)
@@ -61,6 +67,20 @@ def data(
         with drawing():
             grids.partition(counts, names, picture, classes=collection.class_names)
         typer.echo(f"drawn: {picture}", err=True)
+
+
+def _is_a_set(recipe: Path) -> bool:
+    """Whether no file but a data set has this name."""
+    from fedstill.core.errors import DataError
+    from fedstill.data import entry_named
+
+    if recipe.exists():
+        return False
+    try:
+        entry_named(str(recipe))
+    except DataError:
+        return False
+    return True
 
 
 def shift(
