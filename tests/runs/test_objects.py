@@ -261,6 +261,28 @@ def test_a_run_of_no_rounds_is_refused_as_a_recipe_is(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"checkpoint_every": 0}, r"^checkpoint_every = 0: must be at least 1$"),
+        ({"keep_checkpoints": 0}, r"^keep_checkpoints = 0: must be at least 1$"),
+        ({"pictures": "maybe"}, r"^pictures = 'maybe': "),
+        (
+            {"execution": "cpu"},
+            r"^execution must be an Execution, not 'cpu'; write Execution\(…\)$",
+        ),
+    ],
+)
+def test_what_a_run_cannot_do_is_refused_before_it_begins(
+    tmp_path: Path, options: Any, says: str
+) -> None:
+    with pytest.raises(BadValue, match=says):
+        fedstill.run(experiment(), folder=tmp_path / "none", **options)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(BadValue, match=r"^run plays an Experiment.*, not a Population$"):
+        fedstill.run(population())  # type: ignore[arg-type]
+
+
 def test_clients_are_joined_as_the_method_needs() -> None:
     people = population()
     names = people.clients

@@ -218,8 +218,8 @@ def run(
     comparisons.
     """
     chosen = Execution() if execution is None else execution
-    if experiment.rounds == 0 and experiment.method.each_round():
-        raise BadValue("rounds = 0: must be at least 1")
+    _check(experiment, chosen)
+    keeping = Keeping(checkpoint_every, keep_checkpoints, pictures)
     if resume and folder is None:
         raise RunFolderError("resume: a run goes on from its folder; give the one it was begun in")
     session, rows = run_experiment(
@@ -228,7 +228,7 @@ def run(
         of_experiment(experiment, label),
         folder=None if folder is None else Path(folder),
         resume=resume,
-        keeping=Keeping(checkpoint_every, keep_checkpoints, pictures),
+        keeping=keeping,
         watch=watch or notebook.bar(label or type(experiment.method).__name__),
     )
     if folder is not None:
@@ -238,6 +238,17 @@ def run(
         json.loads(session.about.text), environment(), experiment, session.engine,
         session.gallery,
     )  # fmt: skip
+
+
+def _check(experiment: Experiment, execution: Execution) -> None:
+    """Refuse what cannot be played before anything is written."""
+    if not isinstance(experiment, Experiment):
+        kind = type(experiment).__name__
+        raise BadValue(f"run plays an Experiment(method, population, rounds=…), not a {kind}")
+    if not isinstance(execution, Execution):
+        raise BadValue(f"execution must be an Execution, not {execution!r}; write Execution(…)")
+    if experiment.rounds == 0 and experiment.method.each_round():
+        raise BadValue("rounds = 0: must be at least 1")
 
 
 def read(folder: Path | str, *, experiment: Experiment | None = None) -> Run:

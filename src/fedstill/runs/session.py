@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstill.core.errors import RunFolderError
+from fedstill.core import ranges
+from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.files import write_whole
 from fedstill.core.node import Cache
 from fedstill.core.ranges import Count
@@ -61,6 +62,10 @@ class Keeping:
     checkpoint_every: Count = 1  # rounds
     keep_checkpoints: Count = 2
     pictures: Pictures = True
+
+    def __post_init__(self) -> None:
+        if wrong := ranges.faults(self):
+            raise BadValue(wrong)
 
 
 @dataclass(frozen=True)
