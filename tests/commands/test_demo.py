@@ -66,6 +66,18 @@ def test_runs_are_played_side_by_side_the_longest_first(
     assert begun == (beside if at_once > 1 else ["planned", None])
 
 
+def test_a_demo_that_was_stopped_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(grids, "_one_by_one", stopped)
+    said = fedstill("demo", "--out", tmp_path / "d")
+    assert said.code == 130 and "stopped; begin again with `fedstill demo`" in said.err
+
+
 def test_a_budget_buys_the_rounds_that_it_pays_for(tmp_path: Path) -> None:
     with FolderLog(tmp_path) as log:
         for round in (1, 2, 3):

@@ -486,6 +486,9 @@ def test_what_is_no_network_is_refused() -> None:
         Module(IMAGE, 3, "convnet")
     with pytest.raises(BadValue, match="plain value, not set"):
         Module(IMAGE, 3, partial(GroupNet, width={1}))
+    with pytest.raises(BadValue, match="not OrderedDict") as told:
+        as_model(VectorNet().state_dict(), IMAGE, 3)
+    assert len(str(told.value)) < 200  # not every weight of it
 
 
 # The door for objects.

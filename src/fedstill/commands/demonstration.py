@@ -48,7 +48,9 @@ def demo(
     with begun as workers, ThreadPoolExecutor(1) as aside:
         target, cells = _planned(recipes, out, quick=quick)
         refusal = aside.submit(_refused, recipes["networks"])
-        going = grids.Going(target, quiet, beside, job.obj, named=False, workers=workers)
+        going = grids.Going(
+            target, quiet, beside, job.obj, named=False, again="fedstill demo", workers=workers
+        )
         _play([cell for some in cells.values() for cell in some], going)
     _tell_tables(cells, refusal.result())
     page = _reported(target)

@@ -35,6 +35,7 @@ class Going:
     line: Any = None  # to the other ranks
     overrides: tuple[str, ...] = ()
     named: bool = True  # say where each went
+    again: str | None = None  # what goes on after a stop; without it, resuming
     workers: Workers | None = None  # begun before; without them as many as `parallel` are begun
 
 
@@ -191,6 +192,8 @@ def _stoppable(cells: Sequence[Cell], going: Going) -> Iterator[None]:
 
 def _then(cells: Sequence[Cell], going: Going) -> str:
     """How to go on after a stop."""
+    if going.again is not None:
+        return f"begin again with `{going.again}`"
     if len(cells) > 1 or cells[0].folder != going.out:
         return f"go on with `fedstill resume {going.out}`"
     folder = cells[0].folder

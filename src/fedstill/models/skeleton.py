@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Origin:
         if not callable(source):
             raise BadValue(
                 f"a network is a torch.nn.Module, its class, or a function that builds one, "
-                f"not {source!r}"
+                f"not {reprlib.repr(source)}"
             )
         key = (_comparable(positional), _comparable(named))
         return cls(source, key, positional, named, name or _title(source))
