@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.core import SGD, Batch, Loop, Model, Weights, minimize, side_by_side
 from fedstill.core.errors import BadValue
-from fedstill.core.loop import Descent, Several
+from fedstill.core.loop import Descent, Several, overwriting
 from fedstill.core.mechanism import Gradient
+from fedstill.core.optim import Optimizer, scheduled
 from fedstill.engines.engine import autograd_gradient, functional_gradient
 from fedstill.models import MLP, ConvNet
 from worlds import finished
@@ -221,3 +222,30 @@ def test_what_is_no_loss_is_refused_with_the_name_of_the_objective(
     step, start = Descent(objective, MODEL, SGD(0.5)), torch.zeros(3)
     with pytest.raises(BadValue, match=said):
         step((start, SGD(0.5).start(start)), {}, torch.ones(3), gradient)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "over"), [(SGD(0.5), True), (scheduled(SGD(0.5), 4, "cosine"), False)]
+)
+def test_only_a_plain_step_is_written_over_its_carry(optimizer: Optimizer, over: bool) -> None:
+    """A falling rate goes part of the way between where a step came from and where it came to."""
+    body = Descent(parabola, MODEL, optimizer)
+    carry = (torch.tensor(0.0), optimizer.start(torch.tensor(0.0)))
+    (plain, _), loss = body(carry, {}, torch.tensor(8.0), functional_gradient)
+    assert float(carry[0]) == 0 and float(loss) == 32
+    with overwriting():
+        (moved, _), loss = body(carry, {}, torch.tensor(8.0), functional_gradient)
+    assert float(moved) == float(plain) == 4 and float(loss) == 32
+    assert float(carry[0]) == (4 if over else 0)
+
+
+def test_a_loss_that_is_a_weight_is_told_as_it_was_before_the_step() -> None:
+    def weight_itself(model: Model, value: Tensor, batch: Tensor) -> Tensor:
+        return value
+
+    with overwriting():
+        carry = (torch.tensor(3.0), ())
+        (moved, _), loss = Descent(weight_itself, MODEL, SGD(0.5))(
+            carry, {}, torch.tensor(0.0), functional_gradient
+        )
+    assert (float(loss), float(moved)) == (3.0, 2.5)

@@ -181,3 +181,14 @@ def test_after_every_release_a_secret_is_another_one() -> None:
     again = Node("c1", 1, None, model=MODEL, data=Data.of(torch.zeros(3, 4), torch.arange(3)))
     again.seal(Terms(1.0, 1.0, 1, 2.0, None), granted, released=2)
     assert before != after == again.secret("noise")  # a step that is played twice in a round
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("most", [0, 2**24])
+def test_noise_is_the_same_wherever_a_node_computes(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstill.core.node.PINNED", most)
+    here, there = (Node("c0", 1, None, model=MODEL, device=device) for device in ("cpu", "cuda"))
+    assert torch.equal(here.noise("start", 40, 50), there.noise("start", 40, 50).cpu())
+    assert there.noise("start", 0, 3).shape == (0, 3)

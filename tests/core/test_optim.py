@@ -205,3 +205,40 @@ def test_adam_moves_many_tensors_together_as_each_alone_bit_for_bit() -> None:
             w = w - 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
             alone[name] = (w, m, v)
             assert torch.equal(value[name], w) and torch.equal(memory["second"][name], v)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("optimizer", [SGD(0.3), SGD(0.3, 0.9, 0.1)])
+@pytest.mark.parametrize("size", [8, 2**17])
+def test_a_step_over_the_value_on_a_gpu_is_the_same_and_lies_where_the_value_was(
+    optimizer: SGD, stacked: bool, size: int
+) -> None:
+    value, slope = torch.randn(2, 3, size, generator=generator(0, "over")).cuda()
+    expected, _ = optimizer.step(value.clone(), slope, optimizer.start(value))
+
+    def step(value: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        return optimizer.step(value, slope, optimizer.start(value), over=True)[0]
+
+    moved = torch.func.vmap(step)(value, slope) if stacked else step(value, slope)
+    assert torch.equal(moved, expected)
+    assert torch.equal(value, expected) and moved.data_ptr() == value.data_ptr()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, 0.9, 0.01), SGD(0.3, 0.5)])
+def test_a_step_written_over_the_value_has_the_same_bits(optimizer: SGD, stacked: bool) -> None:
+    def steps(value: Weights, over: bool) -> Weights:
+        memory = optimizer.start(value)
+        for _ in range(3):
+            value, memory = optimizer.step(value, grad(value), memory, over=over)
+        return value
+
+    value, played = start(), steps
+    if stacked:
+        value = trees.map_tensors(lambda one: torch.stack([one, 2 * one]), value)
+        played = torch.func.vmap(steps, in_dims=(0, None))
+    plain, moved = played(value, False), played(value, True)
+    for name in value:
+        assert torch.equal(moved[name], plain[name])
+        assert moved[name].data_ptr() == value[name].data_ptr()

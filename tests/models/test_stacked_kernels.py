@@ -151,3 +151,25 @@ def test_only_gradients_of_a_stack_are_handed_to_them(monkeypatch: pytest.Monkey
     held = {name: tensor.requires_grad_() for name, tensor in weights.items()}
     vmap(grad(loss))(held, x)
     assert seen == [False] * 6
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (8, 16, 16)])
+@pytest.mark.parametrize("width", [12, 128])
+def test_images_at_rest_beside_others_change_nothing_of_them(
+    shape: tuple[int, ...], width: int, precisely: Any
+) -> None:
+    model = ConvNet(shape, 5, width=width)
+    precisely("half")
+    weights = {name: t[0].clone().requires_grad_() for name, t in stack(model).items()}
+    x = images(model, 9)[0][0]
+    found, still = model.features_beside(weights, x, resting=4)
+    alone, rest = model.features(weights, x[:5]), model.features(weights, x[5:])
+    assert torch.equal(found, alone) and torch.equal(still, rest)
+    assert found.requires_grad and not still.requires_grad
+    told = torch.randn(found.shape, generator=generator(2)).to(found.device)
+    one, other = (
+        torch.autograd.grad(made, list(weights.values()), told, materialize_grads=True)
+        for made in (found, alone)
+    )
+    assert all(torch.equal(*both) for both in zip(one, other, strict=True))

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedstill.core import gpu
+from fedstill.core.precision import using
 from fedstill.core.seeds import generator
 from fedstill.parts import losses
-from fedstill.parts.losses import hinton, supervised_contrastive
+from fedstill.parts.losses import hinton, supervised_contrastive, task_loss
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Loss = Callable[[Tensor], Tensor]
@@ -96,3 +98,42 @@ def test_kernels_make_these_losses_where_they_fit(monkeypatch: pytest.MonkeyPatc
     supervised_contrastive(x, own)
     hinton(x, x, own, temperature=1.0, soft_share=0.5)
     assert made == ["contrasted", "distilled"]
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("shape", [(4, 32, 10), (3, 7, 13), (2, 600, 20)])  # the last has no kernel
+def test_the_cross_entropy_of_a_stack_is_what_it_is_on_the_host(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, rows, classes = shape
+    x = noise(members, rows, classes)
+    right = labels(members * rows, classes).reshape(members, rows)
+    used: list[int] = []
+    kernels = gpu.kernels(losses.KERNELS)
+    counted = kernels._crossed_each
+    monkeypatch.setattr(
+        kernels, "_crossed_each", lambda *each: (used.append(len(each[0])), counted(*each))[1]
+    )
+
+    def loss(x: Tensor, right: Tensor) -> Tensor:
+        return 3 * task_loss(2 * x, right)
+
+    def both(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.vmap(torch.func.grad_and_value(loss))(*inputs)
+
+    with using("half"):
+        found = both(x.float().cuda(), right.cuda())
+    assert used == ([members] if rows < 600 else [])
+    for one, other in zip(both(x, right), found, strict=True):
+        assert torch.allclose(one, other.double().cpu(), rtol=1e-5, atol=1e-6)
+
+
+@needs_a_gpu
+def test_only_half_precision_has_the_cross_entropy_of_stacks_as_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu.kernels(losses.KERNELS), "_crossed_each", None)
+    x, right = noise(2, 3, 4).float().cuda(), labels(6).reshape(2, 3).cuda()
+    plain = torch.func.vmap(torch.func.grad(task_loss))(x, right)
+    each = [torch.func.grad(task_loss)(one, own) for one, own in zip(x, right, strict=True)]
+    assert torch.allclose(plain, torch.stack(each), atol=1e-6)

@@ -77,8 +77,9 @@ def grad(matching: Matching, images: Tensor, share: Tensor, real: Tensor) -> Ten
     equal = torch.full(real.shape[:2], 1 / real.shape[1])
     emphasis = torch.ones(2 if matching.outputs == "both" else 1)
     batch = Iteration(real, equal, network(), emphasis, still(images), "none")
+    aim = matching.aim(LINEAR.train(), batch, share)
     return torch.func.grad(
-        lambda x: matching.objective(LINEAR.train(), x, batch, images_share=share)
+        lambda x: matching.objective(LINEAR.train(), x, aim, images_share=share)
     )(images)
 
 
@@ -141,9 +142,10 @@ def test_empty_places_that_are_left_out_change_nothing(outputs: Any) -> None:
     found = packed(share)
     assert found is not None and len(found.kept) < 24
     equal = torch.full((3, 2), 0.5)
+    aims = [matching.aim(model, batch, equal) for batch in (whole, whole._replace(packing=found))]
     grads = [
-        torch.func.grad(lambda x, batch=batch: matching.objective(model, x, batch, equal))(images)
-        for batch in (whole, whole._replace(packing=found))
+        torch.func.grad(lambda x, aim=aim: matching.objective(model, x, aim, equal))(images)
+        for aim in aims
     ]
     assert torch.allclose(*grads, atol=1e-6) and grads[0].abs().max() > 0.01
 
@@ -253,8 +255,8 @@ def test_the_updates_of_a_sweep_share_their_steps_draws() -> None:
     matching = Matching(
         steps=3, real_batch=4, augmentation="color_crop", outputs="stages", deep_first=True
     )
-    plain = matching.iterations(client, start, network)
-    swept = replace(matching, sweep=True).iterations(client, start, network)
+    plain = matching.iterations(client, start.classes.tolist(), network)
+    swept = replace(matching, sweep=True).iterations(client, start.classes.tolist(), network)
     assert (len(plain), len(swept)) == (3, 6)
     for update in range(6):
         mine, step = swept[update], plain[update // 2]
@@ -297,7 +299,8 @@ def test_an_output_that_does_not_count_has_no_part_in_the_gradient() -> None:
         equal = torch.full((1, 5), 1 / 5)
         batch = Iteration(real, equal, weights, torch.tensor(emphasis), draws, "none")
         matching = Matching(outputs=outputs)
-        return torch.func.grad(lambda x: matching.objective(model, x, batch, images_share=share))(
+        aim = matching.aim(model, batch, share)
+        return torch.func.grad(lambda x: matching.objective(model, x, aim, images_share=share))(
             images
         )
 
@@ -450,7 +453,7 @@ def test_the_networks_of_a_warm_up_are_the_same_for_all_and_differ_from_step_to_
     seen: dict[str, list[Weights]] = {}
 
     class Spy(Matching):
-        async def matched(self, node: Any, start: Any, network: Any, model: Any = None) -> Any:
+        async def matched(self, node: Any, start: Any, network: Any, *others: Any) -> Any:
             seen[node.id] = [network(step) for step in range(3)]
             return start
 
@@ -492,8 +495,7 @@ def test_a_set_matched_under_convnets_does_not_depend_on_the_nodes_own_network()
     ]
     assert torch.equal(*made)
     client = node(data=pictures([6, 4, 5], shape), model=own)
-    start = from_noise(client, [0, 1, 2], 2)
-    first = matching.iterations(client, start, lambda step: under.init(0), under)[0]
+    first = matching.iterations(client, [0, 1, 2], lambda step: under.init(0), under)[0]
     assert first.emphasis.shape == (4,)  # three blocks and the logits
 
 
@@ -602,16 +604,14 @@ def test_places_are_a_power_of_two_up_to_the_batch_so_that_clients_are_alike() -
 
 def operations_of(client: Node[None], steps: int = 40) -> list[str]:
     matching = Matching(steps=steps)
-    start = from_noise(client, [0, 1], 2)
-    return [it.only for it in matching.iterations(client, start, lambda step: network())]
+    return [it.only for it in matching.iterations(client, [0, 1], lambda step: network())]
 
 
 def test_clients_do_the_same_operation_at_the_same_step_each_in_its_own_way() -> None:
     clients = [node(id, pictures([3, 3, 3, 3])) for id in ("c0", "c1")]
     assert operations_of(clients[0]) == operations_of(clients[1])
     assert set(operations_of(clients[0])) == set(augment.OPERATIONS)
-    start = from_noise(clients[0], [0, 1], 2)
-    one, other = (Matching(steps=40).iterations(c, start, lambda step: network()) for c in clients)
+    one, other = (Matching(steps=40).iterations(c, [0, 1], lambda step: network()) for c in clients)
     assert any(
         not torch.equal(a.draws.color, b.draws.color) for a, b in zip(one, other, strict=True)
     )
@@ -704,9 +704,7 @@ def test_a_vector_is_not_augmented() -> None:
 
 def test_iterations_can_be_stacked() -> None:
     client = node(data=pictures([3, 3, 3, 3]))
-    made = Matching(steps=3, augmentation="flip").iterations(
-        client, from_noise(client, [0, 1], 2), lambda step: network()
-    )
+    made = Matching(steps=3, augmentation="flip").iterations(client, [0, 1], lambda step: network())
     assert trees.shape(made[0]) == trees.shape(made[1])
 
 

@@ -74,14 +74,22 @@ def _convolved(
     groups: int = 1,
 ) -> Tensor | None:
     """conv2d of [image, channel, height, width]; None where it is of another kind."""
-    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4:
+    moves = moves_of(input, stride, padding, dilation, groups)
+    if moves is None:
         return None
-    moves = Moves(_pair(stride), _pair(padding))
     made: Tensor = _Convolution.apply(input, weight, moves)  # type: ignore[no-untyped-call]
     return made if bias is None else made + bias.view(-1, 1, 1)
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def moves_of(input: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Moves | None:
+    """How conv2d is asked to go; None with groups, gaps between taps or padding by a word."""
+    if groups != 1 or pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4:
+        return None
+    return Moves(pair(stride), pair(padding))
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """What a layer is told of both axes, or of each."""
     if isinstance(value, int):
         return value, value
     one = list(value)
@@ -227,7 +235,7 @@ def weight_gradients(grad: Tensor, x: Tensor, kernel: tuple[int, int], moves: Mo
     A product of matrices for each example: what came out by what was seen, summed over pixels.
     """
     told = grad.transpose(1, 2).flatten(2)  # [example, output, pixel]
-    with _rounded_as_convolutions():
+    with rounded_as_convolutions():
         made = told @ _seen(x, kernel, moves).mT
     return made.view(*made.shape[:2], x.shape[2], *kernel)
 
@@ -248,7 +256,7 @@ def _seen(x: Tensor, kernel: tuple[int, int], moves: Moves) -> Tensor:
 
 
 @contextmanager
-def _rounded_as_convolutions() -> Iterator[None]:
+def rounded_as_convolutions() -> Iterator[None]:
     """Inside, factors of products are rounded as those of convolutions are."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32

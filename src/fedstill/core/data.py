@@ -40,12 +40,15 @@ class Pool:
     mean: Tensor | None = None  # broadcastable to an example
     std: Tensor | None = None
 
-    def take(self, rows: Tensor) -> Batch:
+    def take(self, rows: Tensor, *, fleeting: bool = False) -> Batch:
         """The examples at `rows`, which may have any shape."""
-        return Batch(self.inputs(rows), chosen(self.labels, rows))
+        return Batch(self.inputs(rows, fleeting=fleeting), chosen(self.labels, rows))
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        """Without labels; fetched and normalised at once where there is a kernel for that."""
+    def inputs(self, rows: Tensor, *, fleeting: bool = False) -> Tensor:
+        """Without labels; fetched and normalised at once where there is a kernel for that.
+
+        What is `fleeting` is read by one step of a loop, and by nobody after it.
+        """
         channels = (*self.stored.shape[1:2], 1, 1)
         if (
             self.stored.is_cuda
@@ -57,7 +60,7 @@ class Pool:
             and self.mean.shape == self.std.shape == channels
             and (kernels := gpu.kernels("kernels.gather")) is not None
         ):
-            found: Tensor = kernels.taken(self.stored, rows, self.mean, self.std)
+            found: Tensor = kernels.taken(self.stored, rows, self.mean, self.std, fleeting=fleeting)
             return found
         return self.normalised(chosen(self.stored, rows))
 
@@ -222,7 +225,7 @@ class Gathering:
             else:
                 begins = begins[gpu.sent(torch.tensor(places), begins.device)]
             rows = chosen(self.rows, begins.unsqueeze(1) + self.counts[:size])
-            gathered.append((places, self.pools[places[0]].take(rows)))
+            gathered.append((places, self.pools[places[0]].take(rows, fleeting=True)))
         return merged(gathered)
 
     def _groups(self, sizes: tuple[int, ...]) -> list[tuple[int, list[int]]]:
@@ -343,12 +346,12 @@ class Data:
             raise ValueError("no examples to take a batch from")
         return Batch(x, y)
 
-    def inputs(self, index: Tensor) -> Tensor:
-        """As `take`, without the labels."""
+    def inputs(self, index: Tensor, *, fleeting: bool = False) -> Tensor:
+        """As `take`, without the labels; `fleeting` as in `Pool.inputs`."""
         if len(self.parts) != 1:
             return self.take(index).x
         pool, rows = self.parts[0]
-        return pool.inputs(chosen(rows, index))
+        return pool.inputs(chosen(rows, index), fleeting=fleeting)
 
     def all(self) -> Batch:
         """Every example at once."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -29,6 +32,32 @@ def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type != "cuda" or tensor.is_cuda or not tensor.numel():
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+_wanted: ContextVar[list[Tensor] | None] = ContextVar("wanted", default=None)
+
+
+@contextmanager
+def wanted(places: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, what is read by one step alone may be made in these places, where it is wanted."""
+    before = _wanted.set(list(places))
+    try:
+        yield
+    finally:
+        _wanted.reset(before)
+
+
+def place(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Memory for numbers that one step reads: a place where they are wanted, or a new one.
+
+    Every place is given away once.
+    """
+    places = _wanted.get() or []
+    for number, tensor in enumerate(places):
+        alike = tensor.shape == torch.Size(shape) and tensor.dtype == torch.float32
+        if alike and tensor.device == device and tensor.is_contiguous():
+            return places.pop(number)
+    return torch.empty(tuple(shape), device=device)
 
 
 @cache

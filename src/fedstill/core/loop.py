@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -16,7 +18,7 @@ from fedstill.core.data import Batches, Gather
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient, Mechanism, Scored
 from fedstill.core.model import Network
-from fedstill.core.optim import Optimizer
+from fedstill.core.optim import SGD, Optimizer
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.release import ClippedGradient
 from fedstill.core.seeds import generator
@@ -24,6 +26,21 @@ from fedstill.core.seeds import generator
 C = TypeVar("C")
 T = TypeVar("T")
 Given = Mapping[str, Any]
+
+_OVERWRITING: ContextVar[bool] = ContextVar("overwriting", default=False)
+
+
+@contextmanager
+def overwriting() -> Iterator[None]:
+    """Inside, a step may write what it comes to over its carry, which spares a copy of it.
+
+    That is for who wants the carry only as the next step's.
+    """
+    token = _OVERWRITING.set(True)
+    try:
+        yield
+    finally:
+        _OVERWRITING.reset(token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +160,12 @@ class SeededBatches(Batches[Seeded]):
         return gathered
 
 
+class Prepared(NamedTuple):
+    """What `prepare` has made of a batch."""
+
+    batch: Any
+
+
 @dataclass(frozen=True, eq=False)
 class Descent:
     """The body of `minimize`: one step of an optimiser on one batch.
@@ -157,9 +180,11 @@ class Descent:
     optimizer: Optimizer
     project: Callable[..., Any] | None = None
     mechanism: Mechanism | None = None
+    prepare: Callable[..., Any] | None = None
 
     def _key(self) -> tuple[Any, ...]:
-        functions = (_identity(self.objective), _identity(self.project))
+        given = (self.objective, self.project, self.prepare)
+        functions = tuple(map(_identity, given))
         return (*functions, self.model, self.optimizer, self.mechanism)
 
     def __eq__(self, other: object) -> bool:
@@ -181,7 +206,8 @@ class Descent:
             def scored(candidate: Any) -> tuple[Tensor, Weights]:
                 notes: Weights = {}
                 model = network.train(notes)
-                loss = self.objective(model, joined(value, candidate), batch, **given)
+                seen = self._prepared(model, batch, given)
+                loss = self.objective(model, joined(value, candidate), seen, **given)
                 return checked_loss(loss, self.objective), notes
 
             return scored
@@ -190,11 +216,32 @@ class Descent:
             grad, loss, notes = gradient(loss_on(batch), moving)
         else:
             grad, loss, notes = self.mechanism.gradient(loss_on, moving, batch, gradient)
-        moving, memory = self.optimizer.step(moving, grad, memory)
+        if _OVERWRITING.get() and type(self.optimizer) is SGD:
+            loss = loss.clone()  # it may be a weight itself
+            moving, memory = self.optimizer.step(moving, grad, memory, over=True)
+        else:
+            moving, memory = self.optimizer.step(moving, grad, memory)
         value = joined(value, {**moving, **notes} if notes else moving)
         if self.project is not None:
             value = self.project(value, **given)
         return (value, memory), loss
+
+    def prepared(self, given: Given, batch: Any) -> Prepared:
+        """What a step makes of its batch before it looks at the value; a step takes it instead."""
+        return Prepared(self._prepared(self.model.train({}), batch, given))
+
+    def _prepared(self, model: Network, batch: Any, given: Given) -> Any:
+        if isinstance(batch, Prepared):
+            return batch.batch
+        if self.prepare is None:
+            return batch
+        with torch.no_grad():
+            return self.prepare(model, batch, **given)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether steps begin with what the value does not change, and nothing there is drawn."""
+        return self.prepare is not None and self.mechanism is None and not self.model.draws
 
     @property
     def stacks_well(self) -> bool:
@@ -250,6 +297,7 @@ async def minimize(
     *,
     project: Callable[..., T] | None = None,
     mechanism: Mechanism | None = None,
+    prepare: Callable[..., Any] | None = None,
     **given: Any,
 ) -> T:
     """Where `optimizer` comes from `start` on `objective(model, value, batch, **given)`.
@@ -257,8 +305,11 @@ async def minimize(
     The value may be weights, images or any dict of tensors; statistics among weights are
     carried along, not optimised. `project(value, **given)` is applied after every step.
     A `mechanism` makes the gradient in its own way; it then gets the batches as they are.
+    The objective gets `prepare(model, batch, **given)` instead of the batch where that is given:
+    what a step needs of its batch whatever the value, without gradients. An engine may make it
+    for the next steps while this one runs.
     """
-    body = Descent(objective, model, optimizer, project, mechanism)
+    body = Descent(objective, model, optimizer, project, mechanism, prepare)
     memory = optimizer.start(moved_part(start))
     carry: tuple[T, Any] = (start, memory)
     return (await Loop(body, carry, given, batches))[0]

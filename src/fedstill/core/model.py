@@ -319,6 +319,17 @@ class Model(Network):
         """[example, feature], what the head sees."""
         return self.stages(weights, x)[-1].flatten(1)
 
+    def features_beside(self, weights: Weights, x: Tensor, resting: int) -> tuple[Tensor, Tensor]:
+        """Features of all examples but the last, and of so many last ones, which rest.
+
+        Those pass no gradient on and are noted nowhere, but are computed as the others are; so
+        what is compared with them is rounded alike. A network may make both in one pass.
+        """
+        moving, rest = x[: len(x) - resting], x[len(x) - resting :]
+        found = self.features(weights, moving)
+        still = {name: tensor.detach() for name, tensor in weights.items()}
+        return found, replace(self, notes=None).features(still, rest).detach()
+
     def coarse_features(self, weights: Weights, x: Tensor) -> Tensor:
         """As `features`, for a pass without gradient that may be rounded."""
         return self.coarse_stages(weights, x)[-1].flatten(1)

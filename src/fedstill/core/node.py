@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Generic, Protocol, TypeVar, cast
@@ -21,6 +22,7 @@ from fedstill.core.work import Work
 SERVER: NodeId = "server"
 NOTHING = Data()
 COUNTS = "class counts"  # the mechanism that tells how many examples of each class there are
+PINNED = 2**24  # numbers of noise at most that the host keeps where a GPU reads by itself
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -125,7 +127,10 @@ class Node(Generic[S]):
 
     def noise(self, purpose: str, *shape: int) -> Tensor:
         """Standard normal numbers, drawn on the host, placed where this node computes."""
-        return torch.randn(shape, generator=self.rng(purpose)).to(self.device)
+        # Where a GPU can read it without a copy on the host, and nobody waits for that.
+        pinned = self.device.type == "cuda" and 0 < math.prod(shape) <= PINNED
+        drawn = torch.randn(shape, generator=self.rng(purpose), pin_memory=pinned)
+        return drawn.to(self.device, non_blocking=pinned)
 
     def remembering(self, state: T) -> Node[T]:
         """This party with another memory, as a step of another method is to see it.

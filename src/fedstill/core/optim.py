@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedstill.core import trees
 from fedstill.core.torch_internals import (
+    add_each,
     is_wrapped,
     product_each,
     quotient_each,
@@ -52,6 +53,16 @@ def _plus(left: list[Tensor], right: list[Tensor], factor: float | Tensor) -> li
     if _wrapped(left) or _wrapped(right):
         return [torch.add(a, b, alpha=factor) for a, b in zip(left, right, strict=True)]
     return sum_each(left, right, factor)
+
+
+def _plus_over(left: list[Tensor], right: list[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """As `_plus`, to the same bits; what comes out is written over what stands left."""
+    if isinstance(factor, Tensor) or not all(tensor.is_cuda for tensor in left):
+        right, factor = _times(right, factor), 1.0
+    if _wrapped(left) or _wrapped(right):
+        return [a.add_(b, alpha=factor) for a, b in zip(left, right, strict=True)]
+    add_each(left, right, factor)
+    return left
 
 
 def _products(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
@@ -97,7 +108,10 @@ class SGD:
     def start(self, value: Any) -> Any:
         return trees.map_tensors(torch.zeros_like, value) if self.momentum else ()
 
-    def step(self, value: T, gradient: T, memory: Any, rate: Tensor | None = None) -> tuple[T, Any]:
+    def step(
+        self, value: T, gradient: T, memory: Any, rate: Tensor | None = None, *, over: bool = False
+    ) -> tuple[T, Any]:
+        """What a step comes to; written `over` the value where nobody reads that any more."""
         columns = trees.columns([value, gradient, memory] if self.momentum else [value, gradient])
         if not columns:  # nothing to move
             return value, memory
@@ -107,7 +121,8 @@ class SGD:
         if self.momentum:
             grads = _plus(grads, speeds[0], self.momentum)
             memory = trees.with_tensors(value, grads)
-        moved = _plus(moving, grads, -(self.lr if rate is None else rate))
+        factor = -(self.lr if rate is None else rate)
+        moved = (_plus_over if over else _plus)(moving, grads, factor)
         return trees.with_tensors(value, moved), memory
 
 

@@ -25,7 +25,7 @@ NEEDED = (
     *("_C._functorch.get_unwrapped", "_C._functorch.peek_interpreter_stack"),
     *("_C._functorch.get_interpreter_stack", "_C._functorch.TransformType"),
     *("_foreach_mul", "_foreach_add", "_foreach_div", "_foreach_sqrt", "_foreach_norm"),
-    "_foreach_copy_",
+    *("_foreach_copy_", "_foreach_add_"),
 )
 
 
@@ -125,6 +125,15 @@ def sum_each(left: list[Tensor], right: list[Tensor], factor: float = 1) -> list
     if few_and_large(left):
         return [torch.add(a, b, alpha=factor) for a, b in zip(left, right, strict=True)]
     return list(torch._foreach_add(left, right, alpha=factor))
+
+
+def add_each(left: list[Tensor], right: list[Tensor], factor: float) -> None:
+    """As `sum_each`, written where the first tensors are."""
+    if few_and_large(left):
+        for a, b in zip(left, right, strict=True):
+            a.add_(b, alpha=factor)
+        return
+    torch._foreach_add_(left, right, alpha=factor)
 
 
 def product_each(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:

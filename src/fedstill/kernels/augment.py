@@ -176,6 +176,34 @@ def _kept(y, x, cutout, which, down, right):
 
 
 @triton.jit
+def _source(
+    y, x, below, beside, down, right, cutout, which, CUT: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of the four whole places about a place one, before the crop, and its share."""
+    row, column = tl.floor(y) + below, tl.floor(x) + beside
+    there = _inside(row, column, HEIGHT, WIDTH)
+    share = _share(y, row) * _share(x, column)
+    row, column = row + down, column + right
+    there = there & _inside(row, column, HEIGHT, WIDTH)
+    if CUT:
+        there = there & _kept(row, column, cutout, which, down, right)
+    return row, column, tl.where(there, share, 0.0)
+
+
+@triton.jit
+def _reader(
+    y, x, near_y, near_x, neighbour, vertical, horizontal, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of the nine pixels about where a pixel goes one, and its share of that pixel."""
+    row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
+    share = _share(_scaled(row, vertical, HEIGHT), y)
+    share *= _share(_scaled(column, horizontal, WIDTH), x)
+    return row, column, tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
+
+
+@triton.jit
 def _colored(light, whole, mean, brightness, saturation, contrast, CHANNELS: tl.constexpr):
     """Brightness, saturation about the pixel's mean, contrast about the image's mean.
 
@@ -210,14 +238,9 @@ def _change(
         value = tl.zeros(own.shape, tl.float32)
         for below in tl.static_range(2 if SCALED else 1):
             for beside in tl.static_range(2 if SCALED else 1):
-                row, column = tl.floor(y) + below, tl.floor(x) + beside
-                there = _inside(row, column, HEIGHT, WIDTH)
-                share = _share(y, row) * _share(x, column)
-                row, column = row + down, column + right
-                there = there & _inside(row, column, HEIGHT, WIDTH)
-                if CUT:
-                    there = there & _kept(row, column, cutout, which, down, right)
-                share = tl.where(there, share, 0.0)
+                row, column, share = _source(
+                    y, x, below, beside, down, right, cutout, which, CUT, HEIGHT, WIDTH
+                )
                 value += _fetched(light, row, column, share, known, CHANNELS, HEIGHT, WIDTH)
                 whole += share
     else:
@@ -260,10 +283,9 @@ def _change_back(
         near_x = tl.floor(_scaled(x, 1.0 / horizontal, WIDTH) + 0.5)
         value = tl.zeros(own.shape, tl.float32)
         for neighbour in range(0 if SCALED else 4, 9 if SCALED else 5):
-            row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
-            share = _share(_scaled(row, vertical, HEIGHT), y)
-            share *= _share(_scaled(column, horizontal, WIDTH), x)
-            share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
+            row, column, share = _reader(
+                y, x, near_y, near_x, neighbour, vertical, horizontal, HEIGHT, WIDTH
+            )
             value += _fetched(grad, row, column, share, there, CHANNELS, HEIGHT, WIDTH)
     else:
         value = tl.where(there, tl.load(grad + own, mask=known, other=0.0), 0.0)
@@ -309,14 +331,9 @@ def _move(
         value = tl.zeros([PIXELS], tl.float32)
         for below in tl.static_range(2 if SCALED else 1):
             for beside in tl.static_range(2 if SCALED else 1):
-                row, column = tl.floor(y) + below, tl.floor(x) + beside
-                there = _inside(row, column, HEIGHT, WIDTH)
-                share = _share(y, row) * _share(x, column)
-                row, column = row + down, column + right
-                there = there & _inside(row, column, HEIGHT, WIDTH)
-                if CUT:
-                    there = there & _kept(row, column, cutout, which, down, right)
-                share = tl.where(there, share, 0.0)
+                row, column, share = _source(
+                    y, x, below, beside, down, right, cutout, which, CUT, HEIGHT, WIDTH
+                )
                 value += _from(light, row, column, share, known, WIDTH)
         tl.store(changed + own, value, mask=known)
         light, changed = light + HEIGHT * WIDTH, changed + HEIGHT * WIDTH
@@ -345,10 +362,9 @@ def _move_back(
     for _ in tl.static_range(CHANNELS):
         value = tl.zeros([PIXELS], tl.float32)
         for neighbour in tl.static_range(0 if SCALED else 4, 9 if SCALED else 5):
-            row, column = near_y + (neighbour // 3 - 1), near_x + (neighbour % 3 - 1)
-            share = _share(_scaled(row, vertical, HEIGHT), y)
-            share *= _share(_scaled(column, horizontal, WIDTH), x)
-            share = tl.where(_inside(row, column, HEIGHT, WIDTH), share, 0.0)
+            row, column, share = _reader(
+                y, x, near_y, near_x, neighbour, vertical, horizontal, HEIGHT, WIDTH
+            )
             value += _from(grad, row, column, share, there, WIDTH)
         tl.store(told + own, value, mask=known)
         grad, told = grad + HEIGHT * WIDTH, told + HEIGHT * WIDTH

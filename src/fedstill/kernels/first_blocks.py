@@ -410,6 +410,20 @@ def _moments(
         tl.store(where, taken.to(tl.float16), mask=known[:, None])
 
 
+@triton.jit
+def _own_patches(
+    images, levels, each, apart, places: tl.constexpr, INPUTS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """This program's image, the first of its pooled pixels, and the patches under these."""
+    pieces: tl.constexpr = (places + PLACES - 1) // PLACES
+    one, start = tl.program_id(0) // pieces, tl.program_id(0) % pieces * PLACES
+    image = _image(images, one, each, apart, INPUTS * HEIGHT * WIDTH)
+    found = _kept_levels(levels, one)
+    patches = _patches(image, found, 0, start, 4, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    return one, start, patches
+
+
 @triton.jit(do_not_specialize=["each", "apart"])
 def _pooled(
     images, levels, ready, pooled, each, apart, channels, INPUTS: tl.constexpr,
@@ -418,11 +432,9 @@ def _pooled(
 ):  # fmt: skip
     """Some pooled pixels of an image; a thread has all four pixels under each."""
     places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
-    pieces: tl.constexpr = (places + PLACES - 1) // PLACES
-    one, start = tl.program_id(0) // pieces, tl.program_id(0) % pieces * PLACES
-    image = _image(images, one, each, apart, INPUTS * HEIGHT * WIDTH)
-    found = _kept_levels(levels, one)
-    patches = _patches(image, found, 0, start, 4, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    one, start, patches = _own_patches(
+        images, levels, each, apart, places, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES
+    )
     out, tap = start + tl.arange(0, PLACES), tl.arange(0, TAPS)
     ready += one.to(tl.int64) * (TAPS * channels)
     pooled += one.to(tl.int64) * places * channels
@@ -467,11 +479,9 @@ def _tell_patches(
     Of every channel also the sums that tell what the norm takes away.
     """
     places: tl.constexpr = (WIDTH // 2 + PADDING - 1) * (HEIGHT // 2 + PADDING - 1)
-    pieces: tl.constexpr = (places + PLACES - 1) // PLACES
-    one, start = tl.program_id(0) // pieces, tl.program_id(0) % pieces * PLACES
-    image = _image(images, one, each, apart, INPUTS * HEIGHT * WIDTH)
-    found = _kept_levels(levels, one)
-    patches = _patches(image, found, 0, start, 4, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES)
+    one, start, patches = _own_patches(
+        images, levels, each, apart, places, INPUTS, HEIGHT, WIDTH, PADDING, TAPS, PLACES
+    )
     tap = tl.arange(0, TAPS)
     ready += one.to(tl.int64) * (TAPS * channels)
     grad += one.to(tl.int64) * places * channels

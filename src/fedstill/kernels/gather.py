@@ -11,13 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.core import gpu
+
 BLOCK = 1024  # pixels of a program
 
 
-def taken(stored: Tensor, rows: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(stored[rows] / 255 - mean) / std of bytes, for a mean and deviation of each channel."""
+def taken(
+    stored: Tensor, rows: Tensor, mean: Tensor, std: Tensor, *, fleeting: bool = False
+) -> Tensor:
+    """(stored[rows] / 255 - mean) / std of bytes, for a mean and deviation of each channel.
+
+    What is `fleeting` may lie in memory that is written again for the next step.
+    """
     shape = stored.shape[1:]
-    found = torch.empty((*rows.shape, *shape), device=stored.device)
+    whole = (*rows.shape, *shape)
+    found = gpu.place(whole, stored.device) if fleeting else torch.empty(whole, device=rows.device)
     size = shape.numel()
     programs = (rows.numel(), triton.cdiv(size, BLOCK))
     if found.numel():

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.kernels.stacked_blocks import stacked
 from fedstill.kernels.unfolding import differentiable_gradients
 
 ROWS = 128  # of a contrast: more would not fit into one program
@@ -39,6 +40,11 @@ def distilled(
     `shares` are hard, soft and T; `unfolded` is the same by torch's operations.
     """
     return _Distilled.apply(student, teacher, labels, weight, shares, unfolded)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def crossed(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of [row, class], for a stack: one `vmap`, in it a first gradient."""
+    return _Crossed.apply(logits, labels)[0]  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Contrasted(torch.autograd.Function):
@@ -99,6 +105,60 @@ class _Distilled(torch.autograd.Function):
         else:
             told = slopes * grad
         return told, None, None, None, None, None
+
+
+class _Crossed(torch.autograd.Function):
+    """What the loss says to the logits leaves beside it, since only that can be kept."""
+
+    @staticmethod
+    def forward(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, slopes = _crossed_each(logits[None], labels[None])
+        return loss[0], slopes[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * grad, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        return _crossed_each(*stacked(info, in_dims, inputs)), 0
+
+
+def _crossed_each(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """[member], the losses of [member, row, class], and what they say to the logits."""
+    logits, (members, rows, classes) = logits.contiguous(), logits.shape
+    losses, slopes = logits.new_empty(members), torch.empty_like(logits)
+    sizes = [int(triton.next_power_of_2(number)) for number in (rows, classes)]
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        _cross[(members,)](
+            logits, labels.contiguous(), losses, slopes, rows, classes, *sizes, num_warps=4
+        )
+    return losses, slopes
+
+
+@triton.jit
+def _cross(
+    logits, labels, losses, slopes, rows, classes, ROWS: tl.constexpr, CLASSES: tl.constexpr
+):
+    """The loss of all rows of one member, and what it says to its logits."""
+    member = tl.program_id(0)
+    row, label = tl.arange(0, ROWS)[:, None], tl.arange(0, CLASSES)[None, :]
+    there = (row < rows) & (label < classes)
+    where = member * rows * classes + row * classes + label
+    own = tl.load(logits + where, mask=there, other=-float("inf"))
+    own = tl.where(row < rows, own, 0.0)  # rows that there are not, of plain numbers
+    right = tl.load(labels + member * rows + row, mask=row < rows, other=-1) == label
+    log_p = _log_shares(own)
+    crossed = -tl.sum(tl.where(right & there, log_p, 0.0), 1)
+    tl.store(losses + member, tl.sum(crossed, 0) / rows)
+    said = (tl.exp(log_p) - right.to(tl.float32)) / rows
+    tl.store(slopes + where, said, mask=there)
 
 
 @triton.jit

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from fedstill.kernels.unfolding import differentiable_gradients
 
-PIXELS, CHANNELS, ROUNDS = 32, 128, 4  # of a program: at most so many, and so often
+CHANNELS = 128  # of a program, at most
+SHARES = ((32, 4), (32, 2), (32, 1), (16, 1), (8, 1))  # pixels of a program, and how often
+PROGRAMS = 256  # keep a large GPU busy; where there would be fewer, each takes fewer pixels
 NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
 
 
@@ -61,10 +63,15 @@ def _by_pixel(maps: Tensor) -> Tensor:
     return maps.contiguous(memory_format=torch.channels_last)
 
 
-def _programs(count: int, channels: int, rounds: int) -> tuple[int, int, int]:
-    """Along pixels that come out, along channels; and the channels of a program."""
+def _programs(count: int, channels: int, most: int) -> tuple[tuple[int, int], int, int, int]:
+    """Along pixels that come out and along channels; of a program rounds, pixels and channels."""
     group = min(CHANNELS, int(triton.next_power_of_2(channels)))
-    return triton.cdiv(count, PIXELS * rounds), triton.cdiv(channels, group), group
+    across = triton.cdiv(channels, group)
+    for pixels, rounds in (share for share in SHARES if share[1] <= most):
+        along = triton.cdiv(count, pixels * rounds)
+        if along * across >= PROGRAMS:
+            break
+    return (along, across), rounds, pixels, group
 
 
 def _forward(maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
@@ -75,28 +82,30 @@ def _forward(maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
         memory_format=torch.channels_last,
     )  # fmt: skip
     count = images * high * wide
-    along, across, group = _programs(count, channels, 1)
+    programs, _, pixels, group = _programs(count, channels, 1)
     if count:
-        _activate[(along, across)](
-            maps, bias, made, count, channels, pooled, height, width, PIXELS, group, num_warps=4
+        _activate[programs](
+            maps, bias, made, count, channels, pooled, height, width, pixels, group, num_warps=4
         )
     return made
 
 
-def _backward(maps: Tensor, bias: Tensor, grad: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of maps and of the bias, whose shares are summed in a fixed order."""
+def _backward(
+    maps: Tensor, bias: Tensor, grad: Tensor, pooled: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Gradients of maps and, times `scale`, of the bias, summed in a fixed order."""
     images, channels, height, width = maps.shape
     high, wide = grad.shape[2:]
     # Pooling leaves out the last row and column of an odd side; nothing is told to those.
     whole = not pooled or (height % 2 == 0 and width % 2 == 0)
     to_maps = torch.empty_like(maps) if whole else torch.zeros_like(maps)
     count = images * high * wide
-    along, across, group = _programs(count, channels, ROUNDS)
-    shares = torch.empty((along, channels), device=maps.device)
+    programs, rounds, pixels, group = _programs(count, channels, 4)
+    shares = torch.empty((programs[0], channels), device=maps.device)
     if count:
-        _slopes[(along, across)](
-            maps, bias, grad, to_maps, shares, count, channels, pooled, height, width, ROUNDS,
-            PIXELS, group, num_warps=4,
+        _slopes[programs](
+            maps, bias, grad, to_maps, shares, scale, count, channels, pooled, height, width,
+            rounds, pixels, group, num_warps=4,
         )  # fmt: skip
     return to_maps, shares.sum(0).to(bias.dtype)
 
@@ -138,7 +147,7 @@ def _activate(
 
 @triton.jit(do_not_specialize=["count"])
 def _slopes(
-    maps, bias, grad, to_maps, shares, count, channels, POOLED: tl.constexpr,
+    maps, bias, grad, to_maps, shares, scale, count, channels, POOLED: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, PIXELS: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -173,4 +182,4 @@ def _slopes(
             told = tl.where(a.to(tl.float32) + offset > 0, told, 0.0)
             tl.store(to_maps + at, told, mask=fits)
         total += tl.sum(told.to(tl.float32), 0)
-    tl.store(shares + tl.program_id(0) * channels + channel, total, mask=known)
+    tl.store(shares + tl.program_id(0) * channels + channel, total * scale, mask=known)

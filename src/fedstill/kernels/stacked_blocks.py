@@ -69,7 +69,7 @@ def own_weighing_tiles(inputs: int, outputs: int) -> Tiles:
 
 
 LAID = 64  # weights along each side of the tile that a program turns
-PROGRAMS = 512  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
+PROGRAMS = 256  # keep a large GPU busy; where there are fewer, sums over pixels are shared out
 
 
 def block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
@@ -298,17 +298,20 @@ def weight_slopes(
         shares = triton.cdiv(PROGRAMS, parts * across * members)
     share = max(1, triton.cdiv(pixels, shares * tiles.pixels)) * tiles.pixels
     shares = max(1, triton.cdiv(pixels, share))
-    axes = (3, 3, inputs, outputs) if by_tap else (outputs, inputs, 3, 3)
+    # Shares are written as they are made; the order that is wanted is made of their sum.
+    as_made = by_tap or shares > 1
+    axes = (3, 3, inputs, outputs) if as_made else (outputs, inputs, 3, 3)
     found = torch.empty((members, shares, *axes), device=x.device)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _weigh[(parts * shares, across, members)](
             x, by_pixel(grad), found, found, 1 / gain, pixels, share, *x.stride(), inputs, outputs,
-            height, width, high, wide, padding, by_tap, False,
+            height, width, high, wide, padding, as_made, False,
             tiles.pixels, tiles.outputs, tiles.inputs,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     summed = found[:, 0] if shares == 1 else found.sum(1)
-    return summed.permute(0, 4, 3, 1, 2) if by_tap else summed
+    turned = summed.permute(0, 4, 3, 1, 2) if as_made else summed
+    return turned if by_tap else turned.contiguous()
 
 
 def squared_weight_slopes(

@@ -44,7 +44,7 @@ from fedstill.parts.class_balance import (
 from fedstill.parts.learning import Training, private_training
 from fedstill.parts.losses import hinton, supervised_contrastive, task_loss
 from fedstill.parts.opinions import mean_over_speakers, opinions
-from fedstill.parts.passes import both_seen, features_at_rest
+from fedstill.parts.passes import all_seen, features_at_rest
 from fedstill.parts.robust import Aggregation, Rule
 
 
@@ -164,15 +164,17 @@ class DeSA(Anchored):
     ) -> Tensor:
         """Equation 7: cross-entropy + λ_REG · REG + λ_KD · KD."""
         distils = self.kd_weight and len(batch.distil.x)
+        # Own features come to the anchors', not these to them.
+        leaning = batch.lean.x if self.reg_weight else batch.lean.x[:0]
         if distils:
-            features, own, told = both_seen(model, weights, batch.own.x, batch.distil.x)
+            features, own, told, lean = all_seen(
+                model, weights, batch.own.x, batch.distil.x, leaning
+            )
         else:
-            features = model.features(weights, batch.own.x)
-            own = model.head(weights, features)
+            features, own = model.both(weights, batch.own.x)
+            lean = features_at_rest(model.train(), weights, leaning) if len(leaning) else leaning
         loss = task_loss(own, batch.own.y, class_weights)
-        if self.reg_weight and len(batch.lean.x):
-            # Own features come to the anchors', not these to them.
-            lean = features_at_rest(model.train(), weights, batch.lean.x)
+        if len(leaning):
             rows, classes = torch.cat([features, lean]), torch.cat([batch.own.y, batch.lean.y])
             reg = supervised_contrastive(rows, classes, temperature=self.reg_temperature)
             loss = loss + self.reg_weight * reg

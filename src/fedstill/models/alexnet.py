@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedstill.core.errors import BadValue
+from fedstill.core.gpu import kernels, plain_on_gpu
 from fedstill.core.model import Initials, Model, conv_initial, linear_initial
+from fedstill.core.precision import pass_will_do
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.models.by_pixel import convolved, entered
@@ -63,7 +66,29 @@ class AlexNet(Model):
         return self._stages(weights, x)
 
     def features(self, weights: Weights, x: Tensor) -> Tensor:
+        if (found := self._in_a_row(weights, x, 0)) is not None:
+            return found[0]
         return self._stages(weights, x, only_last=True)[-1].flatten(1)
+
+    def features_beside(self, weights: Weights, x: Tensor, resting: int) -> tuple[Tensor, Tensor]:
+        found = self._in_a_row(weights, x, resting)
+        return super().features_beside(weights, x, resting) if found is None else found
+
+    def _in_a_row(self, weights: Weights, x: Tensor, resting: int) -> tuple[Tensor, Tensor] | None:
+        """Features in half precision where that may be and there are kernels, else None."""
+        wanted = x.requires_grad and torch.is_grad_enabled()  # kernels have no gradient of images
+        if wanted or not (pass_will_do(x) and plain_on_gpu(x, *weights.values())):
+            return None
+        convolutions, biases = (
+            [weights[f"conv{index}.{kind}"] for index in range(len(_BLOCKS))]
+            for kind in ("weight", "bias")
+        )
+        forms = [(block.padding, block.pooled) for block in _BLOCKS]
+        ours = kernels("kernels.rectified")
+        if ours is None or not ours.takes(x, convolutions[0], *forms[0]):
+            return None
+        found: tuple[Tensor, Tensor] = ours.features(x, convolutions, biases, forms, resting)
+        return found
 
     def _stages(self, weights: Weights, x: Tensor, *, only_last: bool = False) -> list[Tensor]:
         maps: list[Tensor] = []

@@ -128,6 +128,18 @@ class ConvNet(Scalable):
             return rounded[-1].flatten(1)
         return super().features(weights, x)
 
+    def features_beside(self, weights: Weights, x: Tensor, resting: int) -> tuple[Tensor, Tensor]:
+        used = [self._block_weights(weights, block) for block in range(self.depth)]
+        tensors = [tensor for block in used for tensor in block]
+        trained = torch.is_grad_enabled() and all(tensor.requires_grad for tensor in tensors)
+        fit = pass_will_do(x) and self._in_fours and trained and not x.requires_grad
+        rows = gpu.kernels("kernels.rows") if fit and gpu.plain_on_gpu(x, *tensors) else None
+        if rows is None:
+            return super().features_beside(weights, x, resting)
+        paddings = [self._first_padding(), *[1] * (self.depth - 1)]
+        found: tuple[Tensor, Tensor] = rows.features(x, used, paddings, resting)
+        return found
+
     def coarse_features(self, weights: Weights, x: Tensor) -> Tensor:
         if rounded := self._rounded(weights, x, only_last=True):
             return rounded[-1].flatten(1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from fedstill.core import SGD, Data, Lazy, Model, Node, Weights, gpu, minimize, trees
+from fedstill.core.beside import begun
 from fedstill.core.ranges import Count, Fraction, Positive
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
@@ -66,40 +67,37 @@ class Matching:
         start: SyntheticSet,
         network: Callable[[int], Weights],
         model: Model | None = None,
+        steps: Lazy[Iteration] | None = None,
     ) -> SyntheticSet:
         """The set after `steps` steps; `network(step)` gives the weights to match under.
 
         They are weights of `model`, or of the node's own network where none is named. Where the
-        examples are private, the set is matched to noisy class sums (`parts.released`).
+        examples are private, the set is matched to noisy class sums (`parts.released`). `steps`
+        are the iterations, where they have been drawn already.
         """
         kind, sgd, terms = model or node.model, SGD(self.lr, self.momentum), node.privacy
         if node.private:
             releasing = Releasing(self, node, start, network, model)
             await releasing.summed()
             images = await minimize(
-                self.released, kind, start.images, Lazy(self.updates(kind), releasing.aim), sgd,
+                self.objective, kind, start.images, Lazy(self.updates(kind), releasing.aim), sgd,
                 images_share=start.share,
             )  # fmt: skip
-        elif terms is not None:
-            steps = self.iterations(node, start, network, model)
+            return start._replace(images=images)
+        if steps is None:
+            steps = self.iterations(node, start.classes.tolist(), network, model)
+        if terms is not None:
             batches, mechanism = published(node, steps, start.images, self.real_batch)
             images = await minimize(
                 self.objective, kind, start.images, batches, sgd, mechanism=mechanism,
-                images_share=start.share,
+                prepare=self.aim, images_share=start.share,
             )  # fmt: skip
         else:
             images = await minimize(
-                self.objective, kind, start.images,
-                self.iterations(node, start, network, model), sgd, images_share=start.share,
+                self.objective, kind, start.images, steps, sgd, prepare=self.aim,
+                images_share=start.share,
             )  # fmt: skip
         return start._replace(images=images)
-
-    def released(self, model: Model, images: Tensor, batch: Aim, images_share: Tensor) -> Tensor:
-        """The same distances as in `objective`, to what was released of the real examples."""
-        synthetic = augment.apply(images, batch.draws, only=batch.only)
-        means = class_means(self.seen(model.evaluating, batch.network, synthetic), images_share)
-        apart = distances(means, batch.targets, self.distance)
-        return (apart * batch.emphasis.unsqueeze(1)).sum()
 
     def updates(self, model: Model) -> int:
         """How often the images are changed: once in a step, or once for each output."""
@@ -110,19 +108,24 @@ class Matching:
         few = {"features": 1, "logits": 1, "both": 2}.get(self.outputs)
         return few or stage_count(model) + (self.outputs == "stages and logits")
 
-    def objective(
-        self, model: Model, images: Tensor, batch: Iteration, images_share: Tensor
-    ) -> Tensor:
-        """Σ over outputs and classes of ||mean real - mean synthetic||² (or its root)."""
+    def aim(self, model: Model, batch: Iteration, images_share: Tensor) -> Aim:
+        """The mean outputs of the real examples, which no image changes."""
         # Statistics of a batch would count empty places; without batch norm the mode is the same.
         still = model.evaluating
         real = augment.apply(batch.real, batch.draws, only=batch.only)
+        outputs = self.seen(still, batch.network, real, batch.packing, coarse=True)
+        targets = class_means(outputs, batch.share)
+        return Aim(targets, batch.network, batch.emphasis, batch.draws, batch.only)
+
+    def objective(self, model: Model, images: Tensor, batch: Aim, images_share: Tensor) -> Tensor:
+        """Σ over outputs and classes of ||mean real - mean synthetic||² (or its root).
+
+        What the mean of the real examples is, was seen or, where they are private, released.
+        """
         synthetic = augment.apply(images, batch.draws, only=batch.only)
-        with torch.no_grad():
-            outputs = self.seen(still, batch.network, real, batch.packing, coarse=True)
-            targets = class_means(outputs, batch.share)
-        means = class_means(self.seen(still, batch.network, synthetic), images_share)
-        return (distances(means, targets, self.distance) * batch.emphasis.unsqueeze(1)).sum()
+        means = class_means(self.seen(model.evaluating, batch.network, synthetic), images_share)
+        apart = distances(means, batch.targets, self.distance)
+        return (apart * batch.emphasis.unsqueeze(1)).sum()
 
     def seen(
         self, model: Model, network: Weights, images: Tensor, packing: Packing | None = None,
@@ -155,26 +158,19 @@ class Matching:
     def iterations(
         self,
         node: Node[Any],
-        start: SyntheticSet,
+        classes: Sequence[int],
         network: Callable[[int], Weights],
         model: Model | None = None,
     ) -> Lazy[Iteration]:
         """The steps' real batches and augmentations, drawn at once; networks on demand."""
-        classes, data = start.classes.tolist(), node.records
+        data = node.records
+        augmenting = begun(partial(self._augmentations, node, len(classes)), node.device)
         rows, share = real_rows(
             data, classes, self.real_batch, self.steps, node.rng("real"), node.model.classes
         )
         packing = trees.to(packed(share), node.device)
         rows, share = rows.to(node.device), share.to(node.device)
-        drawn = augmentations(
-            node.rng("operations", shared=True),
-            node.rng("augmentation"),
-            self.augmentation,
-            self.steps,
-            groups=len(classes),
-            image=image_size(node.model),
-            device=node.device,
-        )
+        drawn = augmenting()
 
         outputs = self.output_count(model or node.model)
         per_step = outputs if self.deep_first and self.sweep else 1
@@ -185,10 +181,21 @@ class Matching:
         def make(update: int) -> Iteration:
             step = update // per_step
             only, draws = drawn[step]
-            real = data.inputs(rows[step])
+            real = data.inputs(rows[step], fleeting=True)
             return Iteration(real, share, network(step), every[update], draws, only, packing)
 
         return Lazy(updates, make)
+
+    def _augmentations(self, node: Node[Any], groups: int) -> list[tuple[str, Draws]]:
+        return augmentations(
+            node.rng("operations", shared=True),
+            node.rng("augmentation"),
+            self.augmentation,
+            self.steps,
+            groups=groups,
+            image=image_size(node.model),
+            device=node.device,
+        )
 
 
 def packed(share: Tensor) -> Packing | None:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedstill.core import gpu
 from fedstill.core.data import Batch
+from fedstill.core.precision import half_asked_for
 from fedstill.core.records import Weights
+from fedstill.core.torch_internals import in_gradient_under_vmap, is_stacked, unwrapped
 
 Regulariser = Literal["contrastive", "mmd", "none"]
 
@@ -42,6 +44,18 @@ def supervised_contrastive(
 def _kernels(*tensors: Tensor) -> Any:
     """Kernels that may be handed these, or None."""
     return gpu.kernels(KERNELS) if gpu.plain_on_gpu(*tensors) else None
+
+
+def _kernels_of_stacks(logits: Tensor, labels: Tensor) -> Any:
+    """Kernels for what a stack in half precision computes beside its networks, or None."""
+    if not (half_asked_for() and in_gradient_under_vmap()):
+        return None
+    if not (is_stacked(logits) and is_stacked(labels)):
+        return None
+    plain = unwrapped(logits)
+    single = plain.dtype == torch.float32 and labels.dtype == torch.long and logits.dim() == 2
+    fit = plain.is_cuda and single and not plain.requires_grad
+    return gpu.kernels(KERNELS) if fit else None
 
 
 def _contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -85,7 +99,11 @@ def drawn_towards(rows: Batch, others: Batch, how: Regulariser, temperature: flo
 def task_loss(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
     """The mean over rows of the cross-entropy, each times the weight of its class, if any."""
     if class_weights is None:
-        return F.cross_entropy(logits, labels)
+        kernels = _kernels_of_stacks(logits, labels)
+        if kernels is None or logits.numel() > kernels.ENTRIES:
+            return F.cross_entropy(logits, labels)
+        fused: Tensor = kernels.crossed(logits, labels)
+        return fused
     losses = F.cross_entropy(logits, labels, reduction="none")
     return (class_weights[labels] * losses).mean()  # [row] -> scalar
 

@@ -33,7 +33,7 @@ AT_A_TIME = {"cpu": 256, "cuda": 512}  # records of a class
 
 
 class Aim(NamedTuple):
-    """What one step of private matching sees: what was released, and no record."""
+    """What images are matched to in one step: means that were seen or released, and no record."""
 
     targets: list[Tensor]  # of each output: [class, number]
     network: Weights

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import astuple
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
 
 from fedstill.core import Model, Node, Record, trees
+from fedstill.core.beside import begun
 from fedstill.core.errors import BadValue
 from fedstill.models.convnet import ConvNet
 from fedstill.models.mlp import MLP
@@ -76,11 +78,12 @@ async def warmed_up(
     held = held_classes(node)
     if not held:  # nothing to distil
         return from_noise(node, held, per_class)
-    first = STARTS[start](node, held, per_class)
+    starting = begun(partial(STARTS[start], node, held, per_class), node.device)
     networks = random_networks.networks(
         seed, kind.samples, sum(kind.floats().values()), node.device
     )
-    matched = await matching.matched(node, first, networks, kind)
+    steps = None if node.private else matching.iterations(node, held, networks, kind)
+    matched = await matching.matched(node, starting(), networks, kind, steps)
     if cache is not None:
         cache.keep(key, Kept(key, matched.images, matched.share, matched.classes))
     return matched

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -41,13 +41,13 @@ class CudaGraphs:
     run at once must not share.
     """
 
-    def __init__(self, device: torch.device, branches: int = 0):
+    def __init__(self, device: torch.device, branches: int = 0, priority: int = 0):
         self.device = device
         self.branches = branches
         self.more: list[Any] = []
         with torch.cuda.device(device):
             self.memory: Any = torch.cuda.graph_pool_handle()
-            self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self.stream: Any = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], None]) -> Replay:
         with torch.cuda.device(self.device), branching(self._branches):
@@ -78,3 +78,44 @@ class CudaGraphs:
             self.memory = torch.cuda.graph_pool_handle()  # the other one may be left half-used
             raise Unrecordable(str(error)) from error
         return graph.replay
+
+
+class Lines:
+    """Two streams of a GPU with recordings of their own, on which a loop runs in two lines.
+
+    In one is made what steps will need, in the other steps are made. Steps go first where both
+    have something to do: each waits for the one before, and what is early can wait.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.early = CudaGraphs(device)
+        self.steps = CudaGraphs(device, priority=-1)
+
+    def begin(self) -> None:
+        """Both lines wait for what was done outside."""
+        here = torch.cuda.current_stream(self.device)
+        for line in (self.early, self.steps):
+            line.stream.wait_stream(here)
+
+    def end(self) -> None:
+        """The outside waits for both lines."""
+        here = torch.cuda.current_stream(self.device)
+        for line in (self.early, self.steps):
+            here.wait_stream(line.stream)
+
+    def making(self) -> AbstractContextManager[Any]:
+        """What runs inside, runs in the line of what is early."""
+        return torch.cuda.stream(self.early.stream)
+
+    def stepping(self) -> AbstractContextManager[Any]:
+        """What runs inside, runs in the line of steps."""
+        return torch.cuda.stream(self.steps.stream)
+
+    def mark(self) -> Any:
+        """A place in the line that the caller is in, for which the other may wait."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def wait(self, mark: Any) -> None:
+        """The line that the caller is in waits for a place in the other."""
+        torch.cuda.current_stream(self.device).wait_event(mark)

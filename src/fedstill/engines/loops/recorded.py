@@ -4,26 +4,30 @@ A step of a small network is hundreds of launches, which take the host longer th
 the same for every batch of one shape, since objectives draw nothing and do not branch on values. So
 each shape is recorded once, over buffers that stay where they are, and a step is: copy the batch
 into its buffers, replay. Where batches of several steps can be made at once, so many steps are one
-recording. Results are those of the plain loop; a matrix product of tensors that lie elsewhere in
-memory may round differently.
+recording. What steps need of their batches whatever the value is (`Descent.prepare`) is recorded
+apart where there are two lines to run in, and made while the steps before are. Results are those of
+the plain loop; a matrix product of tensors that lie elsewhere in memory may round differently.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Generator
+from contextlib import nullcontext
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from fedstill.core import trees
-from fedstill.core.loop import Loop
-from fedstill.core.torch_internals import copy_each
+from fedstill.core.gpu import wanted
+from fedstill.core.loop import Descent, Loop, overwriting
 from fedstill.engines.loops.ahead import TOGETHER, Ahead
+from fedstill.engines.loops.buffers import Buffers, check_recordable, copy_all
 from fedstill.engines.loops.compiled import Compiler, Steps
-from fedstill.engines.loops.graphs import Capture, Replay, Unrecordable
+from fedstill.engines.loops.graphs import Capture, Lines, Replay, Unrecordable
+from fedstill.engines.loops.prepared import DEPTH, Preparing
 
 Ended = tuple[Any, Tensor]  # the carry at the end of a loop, and the mean loss
 
@@ -35,14 +39,20 @@ def worthwhile(loop: Loop[Any]) -> bool:
     return getattr(loop.body, "recordable", False) and loop.steps >= WORTHWHILE
 
 
+def prepares(body: Any) -> TypeGuard[Descent]:
+    """Whether steps begin with what can be made while the steps before are."""
+    return isinstance(body, Descent) and body.prepares
+
+
 class Recorder:
     """Runs loops by replaying their steps; keeps what it recorded of the latest kinds of loop."""
 
     def __init__(
         self, record: Capture, keep: int = 32, notes: list[str] | None = None,
-        compiler: Compiler | None = None,
+        compiler: Compiler | None = None, lines: Lines | None = None,
     ):  # fmt: skip
         self.record = record
+        self.lines = lines
         self.keep = keep
         self.compiler = compiler
         self.notes = [] if notes is None else notes
@@ -77,10 +87,11 @@ class Recorder:
                 self.known.popitem(last=False)
             self.known[key] = _Recording(loop)
         self.known.move_to_end(key)
+        recording, steps = self.known[key], Steps(loop, self.compiler)
         try:
-            return (
-                yield from self.known[key].playing(loop, Steps(loop, self.compiler), self.record)
-            )
+            if self.lines is not None and steps.compiler is None and prepares(body):
+                return (yield from recording.in_two_lines(loop, body, steps, self.lines))
+            return (yield from recording.playing(loop, steps, self.record))
         except Unrecordable as error:
             del self.known[key]
             self.refused.add(body)
@@ -96,16 +107,15 @@ class _Recording:
         self.given = trees.map_tensors(torch.clone, dict(loop.given))
         self.moving, self.resting = trees.tensors(self.carry), trees.tensors(self.given)
         self.total = torch.zeros((), device=self.moving[0].device)
-        self.buffers: dict[Any, list[Tensor]] = {}  # for batches whose tensors have equal shapes
+        self.buffers = Buffers()
         self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
+        self.preparing: Preparing | None = None
 
     def playing(
         self, loop: Loop[Any], steps: Steps, record: Capture
     ) -> Generator[None, None, Ended]:
         """The whole loop, step by step."""
-        copy_all(self.moving, trees.tensors(loop.carry))
-        copy_all(self.resting, trees.tensors(dict(loop.given)))
-        self.total.zero_()
+        self._begin(loop)
         done, length, ahead = 0, len(loop.batches), Ahead(loop.batches)
         while done < length:
             batch = ahead.at(done)
@@ -113,9 +123,51 @@ class _Recording:
                 self._replay(batch, TOGETHER, steps, record)
                 done += TOGETHER
             else:
-                self._replay(loop.batches[done], None, steps, record)
+                with wanted(self.buffers.places):
+                    batch = loop.batches[done]
+                self._replay(batch, None, steps, record)
                 done += 1
             yield
+        return self._ended(length)
+
+    def in_two_lines(
+        self, loop: Loop[Any], body: Descent, steps: Steps, lines: Lines
+    ) -> Generator[None, None, Ended]:
+        """The whole loop; what steps need is made in one line, the steps are in another.
+
+        What one line has made in memory of its own, the other may read as long as it is kept: until
+        the first line waits for the step that read it.
+        """
+        self._begin(loop)
+        if self.preparing is None:
+            self.preparing = Preparing(body, self.given, lines.early, self.total.device)
+        lines.begin()
+        kept: deque[tuple[Any, Any]] = deque()
+        try:
+            for step in range(len(loop.batches)):
+                with lines.making():
+                    if len(kept) == DEPTH:
+                        lines.wait(kept[0][1])
+                        kept.popleft()
+                    with wanted(self.preparing.buffers.places):
+                        batch = loop.batches[step]
+                    prepared = self.preparing.made(batch)
+                    ready = lines.mark()
+                with lines.stepping():
+                    lines.wait(ready)
+                    self._replay(prepared, None, steps, lines.steps)
+                    kept.append((prepared, lines.mark()))
+                yield
+        finally:
+            lines.end()
+        return self._ended(len(loop.batches))
+
+    def _begin(self, loop: Loop[Any]) -> None:
+        copy_all(self.moving, trees.tensors(loop.carry))
+        copy_all(self.resting, trees.tensors(dict(loop.given)))
+        self.total.zero_()
+
+    def _ended(self, length: int) -> Ended:
         kept = [torch.empty_like(tensor) for tensor in self.moving]
         copy_all(kept, self.moving)
         return trees.with_tensors(self.carry, kept), self.total / length
@@ -133,14 +185,8 @@ class _Recording:
         self, batch: Any, tensors: list[Tensor], together: int | None, steps: Steps, record: Capture
     ) -> tuple[list[Tensor], Replay]:
         """A replay; what recording does to the buffers is undone."""
-        everything = [*tensors, *self.moving, *self.resting]
-        if any(tensor.device != self.total.device for tensor in everything):
-            raise Unrecordable("a number on the host would be recorded as a constant")
-        buffers = self.buffers.setdefault(
-            tuple((tensor.shape, tensor.dtype) for tensor in tensors),
-            [tensor.clone() for tensor in tensors],
-        )
-        copy_all(buffers, tensors)
+        check_recordable([*tensors, *self.moving, *self.resting], self.total.device)
+        buffers = self.buffers.holding(tensors)
         resting = trees.with_tensors(batch, buffers)
         changing = [*self.moving, self.total]
         before = [tensor.clone() for tensor in changing]
@@ -148,7 +194,8 @@ class _Recording:
         def step() -> None:
             for at in [None] if together is None else range(together):
                 one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
-                moved, loss = steps(self.carry, self.given, one)
+                with nullcontext() if steps.compiler else overwriting():
+                    moved, loss = steps(self.carry, self.given, one)
                 ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
                 copy_all(self.moving, trees.tensors(ordered))
                 self.total.add_(loss)
@@ -156,18 +203,3 @@ class _Recording:
         replay = record(step)
         copy_all(changing, before)
         return buffers, replay
-
-
-def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Put values into the places, those of a kind in a few launches.
-
-    Different types together, or gaps in one of them, would cost a launch for every tensor.
-    """
-    kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        dense = place.is_contiguous() and value.is_contiguous()
-        alike = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
-        alike[0].append(place)
-        alike[1].append(value)
-    for mine, theirs in kinds.values():
-        copy_each(mine, theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor
 from fedstill.core import trees
 from fedstill.core.data import Batches
 from fedstill.core.errors import ProtocolError
-from fedstill.core.gpu import sent
-from fedstill.core.loop import Loop
+from fedstill.core.gpu import sent, wanted
+from fedstill.core.loop import Loop, overwriting
+from fedstill.core.stacked_layers import as_one
 from fedstill.engines.engine import functional_gradient
+from fedstill.engines.loops.buffers import check_recordable, copy_all
 from fedstill.engines.loops.compiled import Compiler
-from fedstill.engines.loops.graphs import Capture, Replay, Unrecordable
-from fedstill.engines.loops.recorded import WORTHWHILE, copy_all, worthwhile
+from fedstill.engines.loops.graphs import Capture, Replay
+from fedstill.engines.loops.recorded import WORTHWHILE, worthwhile
 
 
 class Stack:
@@ -34,13 +37,14 @@ class Stack:
         together = plan.together if isinstance(plan, Batches) else Batches.together
         self.gather = together(self.plans)
         carries = trees.columns([loop.carry for loop in loops])
-        self.carry = [stacked(rows) for rows in carries]
+        self.recorder = recorder if worthwhile(loops[0]) else None
+        lay_out = stacked if self.recorder is None else side_by_side  # recordings copy it anyway
+        self.carry = [lay_out(rows) for rows in carries]
         rows = trees.columns([dict(loop.given) for loop in loops])
         self.given = [shared_or_stacked(row) for row in rows]
         self.done: list[list[Tensor]] = []  # carries of finished loops, shortest first
         self.total = torch.zeros(len(loops), device=self.carry[0].device)
         self.step = 0
-        self.recorder = recorder
         self.recording: StackRecording | None = None
 
     def run(self) -> list[tuple[Any, Tensor | None]]:
@@ -48,14 +52,16 @@ class Stack:
         lengths = [len(plan) for plan in self.plans]
         active_at = still_there(lengths)
         alike = Counter(active_at)
-        if self.recorder is not None and worthwhile(self.loops[0]):
+        if self.recorder is not None:
             self.recording = self.recorder.known(self.loops[0], self.carry, self.given, self.total)
             self.carry, self.given = self.recording.carry, self.recording.given
             self.total = self.recording.total
         for step, active in enumerate(active_at):
             self.step = step
             self._dismiss(active)
-            for places, batch in self.gather(active, step):
+            with wanted(self.recording.places if self.recording else []):
+                gathered = self.gather(active, step)
+            for places, batch in gathered:
                 everyone = places == list(range(active))
                 whole = everyone and active == len(self.loops)
                 compiler = self.compiler if whole else None
@@ -153,7 +159,10 @@ def stacked_step(
     if compiler is not None:
         shapes = (trees.shape((first.carry, dict(first.given), batch, parts)), tuple(dims))
         found = compiler.call(first.body, shapes, flat, leaves)
-    *moved, losses = flat(*leaves) if found is None else found
+    if found is None:  # a compiler has kernels of its own
+        with as_one() if leaves[0].is_cuda else nullcontext():
+            found = flat(*leaves)
+    *moved, losses = found
     return moved, losses
 
 
@@ -177,11 +186,16 @@ class StackRecording:
         self, carry: list[Tensor], given: list[tuple[Tensor, int | None]], total: Tensor,
         record: Capture,
     ):  # fmt: skip
-        self.carry = [tensor.clone() for tensor in carry]
+        self.carry = [tensor.clone(memory_format=torch.contiguous_format) for tensor in carry]
         self.given = [(tensor.clone(), dim) for tensor, dim in given]
         self.total = torch.zeros_like(total)
         self.record = record
         self.replays: dict[Any, tuple[list[Tensor], Replay]] = {}
+
+    @property
+    def places(self) -> list[Tensor]:
+        """Where batches are wanted."""
+        return [place for buffers, _ in self.replays.values() for place in buffers]
 
     def begin(self, carry: list[Tensor], given: list[tuple[Tensor, int | None]]) -> None:
         """Take over where a stack starts."""
@@ -202,15 +216,15 @@ class StackRecording:
         self, first: Loop[Any], active: int, batch: Any, compiler: Compiler | None
     ) -> tuple[list[Tensor], Replay]:
         buffers = [tensor.clone() for tensor in trees.tensors(batch)]
-        if any(tensor.device != self.total.device for tensor in buffers):
-            raise Unrecordable("a number on the host would be recorded as a constant")
+        check_recordable(buffers, self.total.device)
         resting = trees.with_tensors(batch, buffers)
         carry, total = [tensor[:active] for tensor in self.carry], self.total[:active]
         given = [(t if dim is None else t[:active], dim) for t, dim in self.given]
         before = [tensor.clone() for tensor in (*carry, total)]
 
         def step() -> None:
-            moved, losses = stacked_step(first, carry, given, resting, compiler)
+            with overwriting() if compiler is None else nullcontext():
+                moved, losses = stacked_step(first, carry, given, resting, compiler)
             copy_all(carry, moved)
             total.add_(losses)
 
@@ -255,7 +269,14 @@ def begin_as_one(loop: Loop[Any], other: Loop[Any]) -> bool:
 def stacked(rows: Sequence[Tensor]) -> Tensor:
     """Tensors along a new first axis; a common start is laid out at once."""
     if all(row is rows[0] for row in rows):
-        return rows[0].expand(len(rows), *rows[0].shape).clone()
+        return side_by_side(rows).clone()
+    return torch.stack(list(rows))
+
+
+def side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """Tensors along a new first axis, to be read; a common start stays one."""
+    if all(row is rows[0] for row in rows):
+        return rows[0].expand(len(rows), *rows[0].shape)
     return torch.stack(list(rows))
 
 

@@ -22,7 +22,7 @@ from fedstill.core.work import Work
 from fedstill.engines import checkpoint, scoring
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler, Steps
-from fedstill.engines.loops.graphs import BRANCHES, CudaGraphs
+from fedstill.engines.loops.graphs import BRANCHES, CudaGraphs, Lines
 from fedstill.engines.loops.recorded import Recorder
 from fedstill.engines.loops.work import Counter
 from fedstill.engines.memories import Memories
@@ -61,7 +61,8 @@ class InProcess:
         self.recorder: Recorder | None = None
         if execution.record and self.device.type == "cuda":
             graphs = CudaGraphs(self.device, BRANCHES)
-            self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler)
+            lines = Lines(self.device)
+            self.recorder = Recorder(graphs, notes=self.notes, compiler=self.compiler, lines=lines)
         self.states = Memories(execution.memory_limit, self.device)
         self.key: bytes | None = None  # of a site: what its noise is made with (`Node.secret`)
         self.purse = self._purse()

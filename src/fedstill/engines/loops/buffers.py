@@ -1,0 +1,56 @@
+"""Tensors that stay where they are, over which steps are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.core.torch_internals import copy_each
+from fedstill.engines.loops.graphs import Unrecordable
+
+
+class Buffers:
+    """Places for the tensors of a batch; batches whose tensors have equal shapes share them."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, list[Tensor]] = {}
+
+    @property
+    def places(self) -> list[Tensor]:
+        """All of them, where the next batch is wanted."""
+        return [place for places in self.known.values() for place in places]
+
+    def holding(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The places for such tensors, with these in them."""
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key in self.known:
+            copy_all(self.known[key], tensors)
+        else:
+            self.known[key] = [tensor.clone() for tensor in tensors]
+        return self.known[key]
+
+
+def check_recordable(tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Refuse a step that reads what is not where it is recorded."""
+    if any(tensor.device != device for tensor in tensors):
+        raise Unrecordable("a number on the host would be recorded as a constant")
+
+
+def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Put values into the places, but those that are there, those of a kind in a few launches.
+
+    Different types together, or gaps in one of them, would cost a launch for every tensor.
+    """
+    kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        if place.data_ptr() == value.data_ptr() and place.stride() == value.stride():
+            continue
+        dense = place.is_contiguous() and value.is_contiguous()
+        alike = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
+        alike[0].append(place)
+        alike[1].append(value)
+    for mine, theirs in kinds.values():
+        copy_each(mine, theirs)
