@@ -11,10 +11,11 @@ import fedstill
 from fedstill.core import SGD, Batch, Loop, Model, Weights
 from fedstill.core.loop import Descent
 from fedstill.core.seeds import generator
-from fedstill.engines.loops.stacks import begin_as_one
-from fedstill.models import MLP
+from fedstill.engines.loops.stacks import begin_as_one, few_convolutions, stacked
+from fedstill.models import MLP, AlexNet, Conv4, ResNet18
 
 MODEL = MLP((2,), 2, hidden=())
+SHAPE = (3, 32, 32)
 START = {"head.weight": torch.randn(2, 2, generator=generator(0, "stacks"))}
 
 
@@ -35,6 +36,18 @@ def test_loops_that_learn_otherwise_or_elsewhere_do_not() -> None:
     assert not begin_as_one(loop(), loop({"head.weight": START["head.weight"].clone()}))
     assert not begin_as_one(loop(near=torch.zeros(1)), loop(near=torch.zeros(2)))
     assert not begin_as_one(loop(), loop(near=torch.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    ("model", "few"),
+    [(AlexNet(SHAPE, 10), True), (Conv4(SHAPE, 10), True), (ResNet18(SHAPE, 10), False)],
+)
+def test_kernels_are_compiled_for_networks_with_few_kinds_of_convolutions(
+    model: Model, few: bool
+) -> None:
+    """ResNet-18 has eleven: the first, one of 64 channels, and three for each later width."""
+    weights = model.init(0).values()
+    assert few_convolutions([stacked([tensor] * 2) for tensor in weights]) == few
 
 
 class Undecided(nn.Module):

@@ -22,6 +22,8 @@ from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.graphs import Capture, Replay
 from fedstill.engines.loops.recorded import WORTHWHILE, worthwhile
 
+CONVOLUTIONS = 8  # shapes of them in a network, at most, for which kernels are compiled
+
 
 class Stack:
     """Stackable loops, longest first, as one; those that are done leave."""
@@ -160,10 +162,19 @@ def stacked_step(
         shapes = (trees.shape((first.carry, dict(first.given), batch, parts)), tuple(dims))
         found = compiler.call(first.body, shapes, flat, leaves)
     if found is None:  # a compiler has kernels of its own
-        with as_one() if leaves[0].is_cuda else nullcontext():
+        with as_one() if leaves[0].is_cuda and few_convolutions(carry) else nullcontext():
             found = flat(*leaves)
     *moved, losses = found
     return moved, losses
+
+
+def few_convolutions(carry: Sequence[Tensor]) -> bool:
+    """Whether kernels of ours are made for the convolutions of a stack.
+
+    Triton compiles them for every shape of weights, seconds each, which a deep network would wait
+    for longer than it gains.
+    """
+    return len({tensor.shape for tensor in carry if tensor.dim() == 5}) <= CONVOLUTIONS
 
 
 def _unstackable(error: RuntimeError) -> ProtocolError:
