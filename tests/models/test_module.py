@@ -494,6 +494,16 @@ def test_what_is_no_network_is_refused() -> None:
 # The door for objects.
 
 
+@pytest.mark.parametrize("name", ["convnet", "conv4", "alexnet", "resnet18", "preresnet18"])
+@pytest.mark.parametrize(("shape", "spoken"), [((64,), "64"), ((3, 32), "3x32")])
+def test_a_network_of_images_refuses_vectors_in_one_sentence(
+    name: str, shape: tuple[int, ...], spoken: str
+) -> None:
+    with pytest.raises(BadValue, match=rf"^{name}: cannot take examples of {spoken}, but images"):
+        as_model(MODELS[name], shape, 3)
+    assert as_model(MODELS["mlp"], shape, 3).shape == shape
+
+
 def test_what_users_hand_in_becomes_a_network() -> None:
     assert as_model(ConvNet, IMAGE, 3) == ConvNet(IMAGE, 3)
     assert as_model(partial(ConvNet, width=8, depth=2), IMAGE, 3).options()["width"] == 8

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedstill.core.errors import BadValue
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.seeds import generator
 
@@ -284,6 +285,19 @@ class Model(Network):
 
     shape: tuple[int, ...] = field(metadata=NO_OPTION)
     classes: int = field(metadata=NO_OPTION)
+
+    of_images: ClassVar[bool] = False  # whether examples must have channels, height and width
+
+    def fitting(self) -> Self:
+        """Itself, where it can take examples of its shape."""
+        if self.of_images and len(self.shape) != 3:
+            given = "x".join(map(str, self.shape))
+            raise BadValue(
+                f"{self.title}: cannot take examples of {given}, but images of channels x height x "
+                "width alone; an mlp takes vectors"
+            )
+        self.initial()  # refuses images that are too small
+        return self
 
     def describe(self) -> dict[str, Any]:
         chosen = {"shape": self.shape, "classes": self.classes, **self.options()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class AlexNet(Model):
     `width` is that of the first block; the others have 1.5, 2, 1.5 and 1.5 times as many channels.
     The first padding of 4, for grey and colour alike, leaves a 4x4 map of 28x28 and of 32x32.
     """
+
+    of_images: ClassVar[bool] = True
 
     width: Count = 128
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +22,8 @@ class Conv4(Scalable):
 
     The biases of the head start at zero.
     """
+
+    of_images: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
     norm: Norm = "static"

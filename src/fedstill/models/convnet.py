@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,8 @@ class ConvNet(Scalable):
 
     A grey 28x28 input is padded to 32x32 by the first convolution, as in the papers' code.
     """
+
+    of_images: ClassVar[bool] = True
 
     depth: Count = 3
     width: Count = 128

@@ -156,8 +156,7 @@ def as_model(given: Any, shape: tuple[int, ...], classes: int) -> Model:
     for what, has, wanted in (("shape", model.shape, shape), ("classes", model.classes, classes)):
         if has != wanted:
             raise BadValue(f"{model.title} is for {what} {has}, but the data have {wanted}")
-    model.initial()  # refuses examples it cannot take
-    return model
+    return model.fitting()
 
 
 def _made(given: Any, shape: tuple[int, ...], classes: int) -> Model:

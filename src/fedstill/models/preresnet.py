@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,6 +40,8 @@ class PreResNet18(Scalable):
     The biases of the head start at zero. `blocks = [2, 3, 2, 2]` is the ResNet-20 of DFRD's
     released code.
     """
+
+    of_images: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
     norm: Norm = "static"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +46,8 @@ class ResNet18(Model):
     divides the image by four. With `bridge`, a linear layer and ReLU make 512 features of a map
     that is 1/32 of the image, as FedLGD does for 96x96 images (3x3 map, 4608 inputs).
     """
+
+    of_images: ClassVar[bool] = True
 
     norm: Norm = "instance"
     stem: Literal["small", "imagenet"] = "small"

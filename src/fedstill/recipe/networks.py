@@ -71,7 +71,7 @@ class NetworkTable:
                 built = partial(kind, **filled(dict(self.options), shape, classes))
                 origin = Origin.of(built, name if ":" in name else "")
                 made = Module(tuple(shape), classes, origin, **_module_values(self.module))
-            made.initial()  # refuses examples it cannot take
+            made.fitting()
         except BadValue as error:
             raise RecipeError([f"models: {line}" for line in error.faults]) from error
         return made
