@@ -149,6 +149,23 @@ def test_a_wrong_base_is_refused_by_its_key(base, said):
     assert line.startswith(said)
 
 
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "", " "])
+def test_the_name_of_a_run_leads_to_no_folder_but_under_runs(name):
+    with pytest.raises(RecipeError) as error:
+        checked({**BASE, "run": {"name": name}})
+    (line,) = error.value.faults
+    assert line.startswith(f"run.name = {name!r}: the name of a folder under runs")
+    assert checked({**BASE, "run": {"name": "tables/one..two"}})[0].run.name == "tables/one..two"
+
+
+def test_a_part_of_the_grid_that_stands_alone_is_told_where_it_belongs():
+    with pytest.raises(RecipeError) as error:
+        checked({**BASE, "sweep": {"method.lr": [0.1, 0.2]}})
+    assert error.value.faults == [
+        "unknown table 'sweep': it belongs to the grid; its name is grid.sweep"
+    ]
+
+
 def test_the_values_of_a_base_decide_the_numbers():
     one, other = (checked({**BASE, "method": {**DFRD, "base": {"lr": lr}}})[0] for lr in (0.1, 0.2))
     assert differences(decisive(one), decisive(other)) == ["method.base.lr was 0.1, not 0.2"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
 from fedstill.channels import CHANNEL_NAMES, Channel
@@ -23,6 +24,7 @@ from fedstill.recipe.networks import read_networks
 from fedstill.recipe.tables import (
     FREE_TABLES,
     GRID,
+    GRID_PARTS,
     QUICK,
     TRACKERS,
     DataTable,
@@ -54,9 +56,10 @@ def checked(tables: Table) -> list[Recipe]:
     faults: list[str] = []
     known = {"run", "data", "models", "federation", "method", "privacy", "engine", "track",
              *FREE_TABLES, GRID, QUICK}  # fmt: skip
-    faults += [unknown("table", name, known) for name in tables if name not in known]
+    faults += [_unknown_table(name, known) for name in tables if name not in known]
     run = read_table(RunTable, tables.get("run", {}), "run", faults)
     if run is not None:
+        _check_name(run.name, faults)
         _check_metrics(run.metrics, faults)
     data = read_data(tables.get("data", {}), faults)
     federation = _read_federation(tables.get("federation", {}), faults)
@@ -93,6 +96,22 @@ def checked(tables: Table) -> list[Recipe]:
         )
         for named in methods
     ]
+
+
+def _unknown_table(name: str, known: Collection[str]) -> str:
+    if name in GRID_PARTS:
+        return f"unknown table {name!r}: it belongs to the grid; its name is {GRID}.{name}"
+    return unknown("table", name, known)
+
+
+def _check_name(name: str, faults: list[str]) -> None:
+    """A recipe may come from someone else: its name leads to a folder under `runs`, never out."""
+    path = PurePath(name)
+    if not name.strip() or path.is_absolute() or ".." in path.parts:
+        faults.append(
+            f"run.name = {name!r}: the name of a folder under runs, without '..' and not from the "
+            "root; for another place give --out"
+        )
 
 
 def chosen(recipes: Sequence[Recipe], labels: Sequence[str]) -> list[Recipe]:

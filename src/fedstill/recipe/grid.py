@@ -13,7 +13,7 @@ from fedstill.core.errors import RecipeError
 from fedstill.recipe.changes import label_of, reaches
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import with_value
-from fedstill.recipe.tables import GRID, Recipe, Table
+from fedstill.recipe.tables import GRID, GRID_PARTS, Recipe, Table
 
 HOLD_OUT = 0.2  # of the training examples, where values are chosen and the recipe names no share
 SPAN = re.compile(r"(?P<low>[^.\s]\S*?)\.\.(?P<high>\S+)")
@@ -217,9 +217,9 @@ def _faults_of(table: Any) -> list[str]:
     """What is wrong with the table [grid] of a recipe."""
     if not isinstance(table, Mapping):
         return [f"{GRID} must be a table, not {table!r}"]
-    known = ("seeds", "sweep", "select", "search", "cells")  # the last is written with a grid
+    known = ", ".join(GRID_PARTS)
     faults = [
-        f"{GRID}.{key}: unknown key; known: {', '.join(known)}" for key in table if key not in known
+        f"{GRID}.{key}: unknown key; known: {known}" for key in table if key not in GRID_PARTS
     ]
     seeds, search = table.get("seeds", []), table.get("search")
     if not isinstance(seeds, list) or not all(isinstance(s, int) and s >= 0 for s in seeds):

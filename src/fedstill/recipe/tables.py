@@ -24,6 +24,7 @@ Chance = Annotated[float, Range(0, 1, open_low=True)]
 
 FREE_TABLES = ("about", "reported")  # for people and reports; not checked
 GRID = "grid"  # seeds and swept values; see recipe.grid
+GRID_PARTS = ("seeds", "sweep", "select", "search", "cells")  # the last is written with a grid
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 QUICK = "quick"  # changes for a small variant; see quickened
 
