@@ -233,7 +233,7 @@ def test_only_a_plain_step_is_written_over_its_carry(optimizer: Optimizer, over:
     carry = (torch.tensor(0.0), optimizer.start(torch.tensor(0.0)))
     (plain, _), loss = body(carry, {}, torch.tensor(8.0), functional_gradient)
     assert float(carry[0]) == 0 and float(loss) == 32
-    with overwriting():
+    with overwriting(body):
         (moved, _), loss = body(carry, {}, torch.tensor(8.0), functional_gradient)
     assert float(moved) == float(plain) == 4 and float(loss) == 32
     assert float(carry[0]) == (4 if over else 0)
@@ -243,9 +243,58 @@ def test_a_loss_that_is_a_weight_is_told_as_it_was_before_the_step() -> None:
     def weight_itself(model: Model, value: Tensor, batch: Tensor) -> Tensor:
         return value
 
-    with overwriting():
+    body = Descent(weight_itself, MODEL, SGD(0.5))
+    with overwriting(body):
         carry = (torch.tensor(3.0), ())
-        (moved, _), loss = Descent(weight_itself, MODEL, SGD(0.5))(
-            carry, {}, torch.tensor(0.0), functional_gradient
-        )
+        (moved, _), loss = body(carry, {}, torch.tensor(0.0), functional_gradient)
     assert (float(loss), float(moved)) == (3.0, 2.5)
+
+
+def test_a_step_within_a_step_keeps_where_it_began() -> None:
+    """The outer step pulls its value to where an inner step comes from a common start."""
+    inner = Descent(parabola, MODEL, SGD(0.5))
+
+    def pulled(model: Model, value: Tensor, batch: Tensor, start: Tensor) -> Tensor:
+        (reached, _), _ = inner((start, ()), {}, batch, functional_gradient)
+        return (value - reached).square() / 2
+
+    body, start = Descent(pulled, MODEL, SGD(1.0)), torch.tensor(2.0)
+    with overwriting(body):
+        (moved, _), _ = body(
+            (torch.tensor(0.0), ()), {"start": start}, torch.tensor(8.0), functional_gradient
+        )
+    assert (float(moved), float(start)) == (5.0, 2.0)  # half of the way from 2 to 8
+
+
+@dataclass(frozen=True)
+class Blended:
+    """Half of the way that another body goes: where a step came from is read after it."""
+
+    inner: Descent
+
+    def __call__(
+        self, carry: tuple[Tensor, Any], given: Any, batch: Tensor, gradient: Gradient
+    ) -> tuple[tuple[Tensor, Any], Tensor]:
+        (reached, memory), loss = self.inner(carry, given, batch, gradient)
+        return ((carry[0] + reached) / 2, memory), loss
+
+
+def test_a_body_around_another_reads_where_the_step_came_from() -> None:
+    body = Blended(Descent(parabola, MODEL, SGD(0.5)))
+    with overwriting(body):
+        (moved, _), _ = body((torch.tensor(0.0), ()), {}, torch.tensor(8.0), functional_gradient)
+    assert float(moved) == 2.0  # half of 4
+
+
+@pytest.mark.parametrize("gradient", [autograd_gradient, functional_gradient])
+def test_a_weight_that_is_noted_is_noted_as_it_was_before_the_step(gradient: Gradient) -> None:
+    def noting(model: Model, value: Weights, batch: Tensor) -> Tensor:
+        assert model.notes is not None
+        model.notes["running_mean"] = value["w"].detach()
+        return value["w"] * batch
+
+    body = Descent(noting, MODEL, SGD(0.5))
+    start = {"w": torch.tensor(3.0), "running_mean": torch.tensor(0.0)}
+    with overwriting(body):
+        (moved, _), _ = body((start, ()), {}, torch.tensor(1.0), gradient)
+    assert (float(moved["w"]), float(moved["running_mean"])) == (2.5, 3.0)

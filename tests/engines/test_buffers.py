@@ -40,6 +40,18 @@ def test_a_square_beside_its_transpose_is_copied() -> None:
     assert place.tolist() == [[1, 3], [2, 4]]
 
 
+def test_values_that_lie_in_each_others_places_change_places() -> None:
+    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    copy_all([first, second], [second, first])
+    assert (first.tolist(), second.tolist()) == ([3, 4], [1, 2])
+
+
+def test_a_square_is_turned_round_in_its_own_place() -> None:
+    place = torch.arange(9.0).reshape(3, 3)
+    copy_all([place], [place.T])
+    assert place.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
 def test_what_lies_elsewhere_is_not_recorded() -> None:
     check_recordable([torch.ones(1)], torch.device("cpu"))
     with pytest.raises(Unrecordable, match="on the host"):

@@ -214,6 +214,44 @@ def test_a_stack_prepares_as_its_members_do_alone() -> None:
         assert torch.allclose(alone.states[client].images, stack.states[client].images, atol=1e-4)
 
 
+@pytest.mark.parametrize("lines", [None, StandIn()], ids=["one line", "two lines"])
+def test_statistics_are_those_of_the_objective_not_of_what_is_prepared(lines: Any) -> None:
+    def prepared(model: Any, batch: Tensor) -> Tensor:
+        model.notes["running_mean"] = batch + 100
+        return batch
+
+    def noting(model: Any, value: dict[str, Tensor], batch: Tensor) -> Tensor:
+        model.notes["running_var"] = batch + 1
+        return value["w"] * batch
+
+    body = Descent(noting, MLP((1,), 2, ()), SGD(0.5), prepare=prepared)
+    names = ("w", "running_mean", "running_var")
+    start = {name: torch.tensor(0.0) for name in names}
+    loop = Loop(body, (start, ()), {}, [torch.tensor(float(n)) for n in (1, 2, 3, 4)])
+    ended = Recorder(at_once, lines=lines).run(loop)
+    assert ended is not None
+    value = ended[0][0]
+    assert [float(value[name]) for name in names] == [-5.0, 0.0, 5.0]  # -(1 + 2 + 3 + 4) / 2
+
+
+def test_a_projection_may_hand_on_what_stood_elsewhere_in_the_value() -> None:
+    """Two values change places after every step, so each is moved in every other one."""
+
+    def pull(model: Any, value: dict[str, Tensor], batch: Tensor) -> Tensor:
+        return (value["now"] - batch).square().sum() / 2 + 0 * value["older"].sum()
+
+    def exchanged(value: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"older": value["now"], "now": value["older"]}
+
+    body = Descent(pull, MLP((1,), 2, ()), SGD(0.5), project=exchanged)
+    start = {"now": torch.tensor([0.0]), "older": torch.tensor([4.0])}
+    ended = Recorder(at_once).run(Loop(body, (start, ()), {}, [torch.tensor([8.0])] * 4))
+    assert ended is not None
+    # In turn each goes half of the way to 8: from 0 to 4 to 6, from 4 to 6 to 7.
+    found = {name: tensor.tolist() for name, tensor in ended[0][0].items()}
+    assert found == {"now": [6.0], "older": [7.0]}
+
+
 def test_minimize_hands_over_how_batches_are_prepared() -> None:
     pull = Pulled()
     waiting = minimize(

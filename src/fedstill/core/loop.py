@@ -22,21 +22,23 @@ from fedstill.core.optim import SGD, Optimizer
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.release import ClippedGradient
 from fedstill.core.seeds import generator
+from fedstill.core.torch_internals import unwrapped
 
 C = TypeVar("C")
 T = TypeVar("T")
 Given = Mapping[str, Any]
 
-_OVERWRITING: ContextVar[bool] = ContextVar("overwriting", default=False)
+_OVERWRITING: ContextVar[Any] = ContextVar("overwriting", default=None)  # the body, if any
 
 
 @contextmanager
-def overwriting() -> Iterator[None]:
-    """Inside, a step may write what it comes to over its carry, which spares a copy of it.
+def overwriting(body: Any) -> Iterator[None]:
+    """Inside, a step of this body may write what it comes to over its carry, sparing a copy.
 
-    That is for who wants the carry only as the next step's.
+    That is for who wants the carry only as the next step's. A body within this one keeps its own
+    carry, which may be what others read.
     """
-    token = _OVERWRITING.set(True)
+    token = _OVERWRITING.set(body)
     try:
         yield
     finally:
@@ -206,7 +208,7 @@ class Descent:
             def scored(candidate: Any) -> tuple[Tensor, Weights]:
                 notes: Weights = {}
                 model = network.train(notes)
-                seen = self._prepared(model, batch, given)
+                seen = self._prepared(network.train({}), batch, given)
                 loss = self.objective(model, joined(value, candidate), seen, **given)
                 return checked_loss(loss, self.objective), notes
 
@@ -216,8 +218,9 @@ class Descent:
             grad, loss, notes = gradient(loss_on(batch), moving)
         else:
             grad, loss, notes = self.mechanism.gradient(loss_on, moving, batch, gradient)
-        if _OVERWRITING.get() and type(self.optimizer) is SGD:
-            loss = loss.clone()  # it may be a weight itself
+        if _OVERWRITING.get() is self and type(self.optimizer) is SGD:
+            # Either may be a weight itself.
+            loss, notes = loss.clone(), apart_from(trees.tensors(moving), notes)
             moving, memory = self.optimizer.step(moving, grad, memory, over=True)
         else:
             moving, memory = self.optimizer.step(moving, grad, memory)
@@ -275,6 +278,15 @@ def _identity(function: Callable[..., Any] | None) -> Any:
     return function
 
 
+def apart_from(moving: Sequence[Tensor], notes: Weights) -> Weights:
+    """The same notes, none of which lies where a moving tensor does."""
+    taken = {unwrapped(tensor).untyped_storage().data_ptr() for tensor in moving}
+    return {
+        name: note.clone() if unwrapped(note).untyped_storage().data_ptr() in taken else note
+        for name, note in notes.items()
+    }
+
+
 def moved_part(value: Any) -> Any:
     """What is optimised: everything but the statistics of a state dict."""
     if not isinstance(value, dict):
@@ -306,8 +318,8 @@ async def minimize(
     carried along, not optimised. `project(value, **given)` is applied after every step.
     A `mechanism` makes the gradient in its own way; it then gets the batches as they are.
     The objective gets `prepare(model, batch, **given)` instead of the batch where that is given:
-    what a step needs of its batch whatever the value, without gradients. An engine may make it
-    for the next steps while this one runs.
+    what a step needs of its batch whatever the value, without gradients; statistics that its
+    network notes there are not kept. An engine may make it for the next steps while this one runs.
     """
     body = Descent(objective, model, optimizer, project, mechanism, prepare)
     memory = optimizer.start(moved_part(start))

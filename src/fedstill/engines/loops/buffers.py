@@ -42,15 +42,21 @@ def check_recordable(tensors: Sequence[Tensor], device: torch.device) -> None:
 def copy_all(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Put values into the places, but those that are there, those of a kind in a few launches.
 
-    Different types together, or gaps in one of them, would cost a launch for every tensor.
+    Different types together, or gaps in one of them, would cost a launch for every tensor. A value
+    that lies in another's place is read before that is written.
     """
     kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        if place.data_ptr() == value.data_ptr() and place.stride() == value.stride():
-            continue
-        dense = place.is_contiguous() and value.is_contiguous()
-        alike = kinds.setdefault((place.dtype, value.dtype, dense), ([], []))
+    pairs = [pair for pair in zip(places, values, strict=True) if not _is_there(*pair)]
+    written = {place.data_ptr() for place, _ in pairs}
+    for place, value in pairs:
+        read = value.clone() if value.data_ptr() in written else value
+        dense = place.is_contiguous() and read.is_contiguous()
+        alike = kinds.setdefault((place.dtype, read.dtype, dense), ([], []))
         alike[0].append(place)
-        alike[1].append(value)
+        alike[1].append(read)
     for mine, theirs in kinds.values():
         copy_each(mine, theirs)
+
+
+def _is_there(place: Tensor, value: Tensor) -> bool:
+    return place.data_ptr() == value.data_ptr() and place.stride() == value.stride()

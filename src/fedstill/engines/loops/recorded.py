@@ -194,7 +194,7 @@ class _Recording:
         def step() -> None:
             for at in [None] if together is None else range(together):
                 one = resting if at is None else trees.map_tensors(itemgetter(at), resting)
-                with nullcontext() if steps.compiler else overwriting():
+                with nullcontext() if steps.compiler else overwriting(steps.body):
                     moved, loss = steps(self.carry, self.given, one)
                 ordered = trees.map_tensors(lambda _, tensor: tensor, self.carry, moved)
                 copy_all(self.moving, trees.tensors(ordered))

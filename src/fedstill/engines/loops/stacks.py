@@ -234,7 +234,7 @@ class StackRecording:
         before = [tensor.clone() for tensor in (*carry, total)]
 
         def step() -> None:
-            with overwriting() if compiler is None else nullcontext():
+            with overwriting(first.body) if compiler is None else nullcontext():
                 moved, losses = stacked_step(first, carry, given, resting, compiler)
             copy_all(carry, moved)
             total.add_(losses)
