@@ -375,3 +375,35 @@ def test_where_a_gpu_is_not_to_round_convolutions_stay_the_frameworks(asked: lis
             assert asked == wanted
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+class Told:
+    """Stands for the kernels, and notes what they are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def convolved(self, x: Tensor, *_: Any) -> Tensor:
+        self.asked.append("convolved")
+        return x
+
+    def to_images(self, grad: Tensor, *_: Any) -> Tensor:
+        self.asked.append("to_images")
+        return grad
+
+
+@pytest.mark.parametrize(("images", "asked"), [(668, ["convolved", "to_images"]), (669, [])])
+def test_what_kernels_cannot_count_is_left_to_products(
+    images: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 maps of 224x224 are more than 2**31 numbers from 669 images on."""
+    told = Told()
+    monkeypatch.setattr(stacked_convolutions.gpu, "plain_on_gpu", lambda *tensors: True)
+    monkeypatch.setattr(stacked_convolutions.gpu, "kernels", lambda name: told)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen, maps = (torch.empty(2, images, count, 224, 224, device="meta") for count in (3, 64))
+    weight, moves = torch.empty(2, 64, 3, 3, 3, device="meta"), Moves((1, 1), (1, 1))
+    stacked_convolutions.convolutions(seen, weight, None, moves)
+    narrow = weight.transpose(1, 2)  # from three maps to 64: what is made counts, too
+    stacked_convolutions.image_gradients(seen, narrow, tuple(maps.shape[1:]), moves)
+    assert told.asked == asked

@@ -108,6 +108,7 @@ def test_the_cross_entropy_of_a_stack_is_what_it_is_on_the_host(
     members, rows, classes = shape
     x = noise(members, rows, classes)
     right = labels(members * rows, classes).reshape(members, rows)
+    right[0, :2] = -100  # as in the framework, such rows do not count
     used: list[int] = []
     kernels = gpu.kernels(losses.KERNELS)
     counted = kernels._crossed_each

@@ -9,6 +9,7 @@ as the framework's do. Gradients are convolutions again, and have gradients them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,7 +150,7 @@ def convolutions(x: Tensor, weight: Tensor, bias: Tensor | None, moves: Moves) -
     Of [network, image, input, height, width], [network, output, input, row, column] and [network,
     output].
     """
-    if (kernels := _kernels(x, weight)) is not None:
+    if (kernels := _kernels(x, weight, made=_made(x, weight, moves))) is not None:
         found: Tensor = kernels.convolved(x, weight, bias, *moves)
         return found
     seen = _by_pixel(x, (weight.shape[3], weight.shape[4]), moves)
@@ -177,7 +178,7 @@ def image_gradients(grad: Tensor, weight: Tensor, shape: tuple[int, ...], moves:
     """[network, image, input, height, width]: each pixel's sum over the taps."""
     (rows, columns), (down, right) = weight.shape[3:], moves.padding
     images, channels, height, width = shape
-    if (kernels := _kernels(grad, weight)) is not None:
+    if (kernels := _kernels(grad, weight, made=math.prod(shape))) is not None:
         found: Tensor = kernels.to_images(grad, weight, (height, width), *moves)
         return found
     told = grad.movedim(2, 4)  # [network, image, height, width, output]
@@ -216,11 +217,21 @@ def _flat(weight: Tensor) -> Tensor:
     return weight.movedim(2, 4).flatten(2)
 
 
-def _kernels(*tensors: Tensor) -> Any:
-    """Kernels that may be handed these, or None; they round as convolutions may be rounded."""
+def _made(x: Tensor, weight: Tensor, moves: Moves) -> int:
+    """How many numbers a convolution makes for one network."""
+    sizes = zip(x.shape[3:], weight.shape[3:], moves.stride, moves.padding, strict=True)
+    pixels = math.prod((side + 2 * pad - taps) // step + 1 for side, taps, step, pad in sizes)
+    return x.shape[1] * weight.shape[1] * pixels
+
+
+def _kernels(*tensors: Tensor, made: int = 0) -> Any:
+    """Kernels that may be handed these, or None; they round as convolutions may be rounded.
+
+    They count up to 2**31 numbers of one network, in what they see and in what is `made`.
+    """
     if not torch.backends.cudnn.allow_tf32 or not gpu.plain_on_gpu(*tensors):
         return None
-    small = all(tensor[0].numel() < 2**31 for tensor in tensors)
+    small = all(numbers < 2**31 for numbers in (made, *(tensor[0].numel() for tensor in tensors)))
     return gpu.kernels("kernels.convolution_stacks") if small else None
 
 

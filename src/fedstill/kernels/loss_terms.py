@@ -22,6 +22,7 @@ ROWS = 128  # of a contrast: more would not fit into one program
 ENTRIES = 2**13  # of logits: the same
 TINY = tl.constexpr(1e-12)  # the least length by which a row is divided
 COLUMNS = 1024  # of a row of features at a time
+LEFT_OUT = tl.constexpr(-100)  # a label of rows that do not count, as in the framework
 
 Unfolded = Callable[[Tensor], Tensor]
 
@@ -153,11 +154,13 @@ def _cross(
     where = member * rows * classes + row * classes + label
     own = tl.load(logits + where, mask=there, other=-float("inf"))
     own = tl.where(row < rows, own, 0.0)  # rows that there are not, of plain numbers
-    right = tl.load(labels + member * rows + row, mask=row < rows, other=-1) == label
+    truth = tl.load(labels + member * rows + row, mask=row < rows, other=LEFT_OUT)
+    right, heard = truth == label, (truth != LEFT_OUT).to(tl.float32)
+    count = tl.sum(tl.sum(heard, 1), 0)
     log_p = _log_shares(own)
     crossed = -tl.sum(tl.where(right & there, log_p, 0.0), 1)
-    tl.store(losses + member, tl.sum(crossed, 0) / rows)
-    said = (tl.exp(log_p) - right.to(tl.float32)) / rows
+    tl.store(losses + member, tl.sum(crossed, 0) / count)
+    said = heard * (tl.exp(log_p) - right.to(tl.float32)) / count
     tl.store(slopes + where, said, mask=there)
 
 
