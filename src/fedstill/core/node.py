@@ -129,8 +129,7 @@ class Node(Generic[S]):
         """Standard normal numbers, drawn on the host, placed where this node computes."""
         # Where a GPU can read it without a copy on the host, and nobody waits for that.
         pinned = self.device.type == "cuda" and 0 < math.prod(shape) <= PINNED
-        drawn = torch.empty(shape, pin_memory=pinned)
-        seeds.fill_normal(drawn, self.draw(purpose), self.device)
+        drawn = torch.randn(shape, generator=self.rng(purpose), pin_memory=pinned)
         return drawn.to(self.device, non_blocking=pinned)
 
     def remembering(self, state: T) -> Node[T]:

@@ -38,7 +38,7 @@ def plain_network(model: Model, width: int = 128) -> Model:
     return ConvNet(model.shape, model.classes, depth, width, device=model.device)
 
 
-MAKING = 3  # raised when the same settings come to make other warm-up sets
+MAKING = 2  # raised when the same settings come to make other warm-up sets
 
 
 class Kept(Record):
