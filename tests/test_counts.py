@@ -1,0 +1,56 @@
+"""Counts that the README and the results page repeat are those of the ledger and the tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedstill.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+
+
+def text_of(page: str) -> str:
+    """A page without its line breaks, which may fall anywhere."""
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def numbers(pattern: str, page: str) -> list[int]:
+    """The numbers of the one sentence of a page that has this form."""
+    found = [*re.finditer(pattern, text_of(page))]
+    assert len(found) == 1, f"{page} has {len(found)} sentences like {pattern!r}; expected one"
+    return [int(number) for number in found[0].groups()]
+
+
+def test_the_readme_counts_compared_numbers_as_the_ledger_does() -> None:
+    ledger = numbers(
+        r"Of (\d+) that can be compared (\d+) are within two points or the paper's spread, "
+        r"(\d+) are explained by a measurement \(\d+ %\), (\d+) are open",
+        "docs/ledger.md",
+    )
+    compared, within, explained, still_open = ledger
+    assert compared == within + explained + still_open
+    readme = numbers(
+        r"Of (\d+) numbers in papers that can be compared (\d+) are within two points or the "
+        r"paper's spread; of the others (\d+) have a cause that was found or causes that were "
+        r"excluded by a measurement, and (\d+) are open",
+        "README.md",
+    )
+    assert readme == ledger
+
+
+def test_pages_say_that_no_claim_is_confirmed_exactly_while_the_ledger_has_none() -> None:
+    (confirmed,) = numbers(r"Claims: (\d+) confirmed", "docs/ledger.md")
+    none = confirmed == 0
+    assert (
+        "No paper's claim that its method is better is confirmed" in text_of("README.md")
+    ) == none
+    assert ("no claim of a paper is confirmed yet" in text_of("docs/results.md")) == none
+
+
+def test_the_readme_counts_the_methods_and_has_a_row_for_each() -> None:
+    assert numbers(r"fedstill runs (\d+) methods", "README.md") == [len(METHODS)]
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(docs/methods/\w+\.md\) \|", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    assert sorted(rows) == sorted(METHODS)
