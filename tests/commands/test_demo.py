@@ -26,7 +26,7 @@ def test_the_demo_plays_both_parts_says_why_averaging_cannot_run_and_writes_a_re
     said = " ".join(result.stdout.split())
     for method in ("local", "fedproto", "desa", "fedavg", "scaffold", "feddm"):
         assert f" {method} " in said
-    assert "fedavg: models: FedAvg averages one network" in said  # it cannot run there
+    assert "fedavg cannot take part: models: FedAvg averages one network" in said
     assert "rounds for" in said
     page = (tmp_path / "d" / "report.html").read_text(encoding="utf-8")
     assert "Demonstration" in page and '"desa"' in page

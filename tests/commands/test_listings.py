@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.commands.listings import Form, markdown, method_rows, print_rows, short_citation
+from fedstill.commands.listings import (
+    Form,
+    markdown,
+    method_rows,
+    print_rows,
+    refusal,
+    short_citation,
+)
+from fedstill.core.errors import BadValue
 from fedstill.engines.play.rehearsal import quick
 from fedstill.methods import METHODS
 from fedstill.models import MLP, ConvNet
@@ -72,19 +80,44 @@ def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
     assert found["steps"] and all(step["purpose"] for step in found["steps"])
     said = fedstill("show", name).out
     table = said[said.index("\nplan") : said.index("\noptions")]
-    assert max(map(len, table.splitlines())) <= 80
+    assert max(map(len, said.splitlines())) <= 80
     assert "…" not in said
     for step in found["steps"]:
         assert f" {step['name']} " in table
 
 
 def test_show_reads_well():
-    said = fedstill("show", "feddm").out
+    said = " ".join(fedstill("show", "feddm").out.split())
     headings = ["what travels", "what is remembered", "options", "preset=paper:"]
     facts = ["CVPR 2023", "276,480 up, 320,010 down", "a client that holds 9"]
     assert [words for words in headings + facts if words not in said] == []
     page = fedstill("show", "feddm", "--format", "markdown").out
     assert "| Down | down | weights | 320,010 |" in page
+
+
+def test_a_preset_tells_of_a_method_in_it_only_what_is_not_as_by_default():
+    said = " ".join(fedstill("show", "fedftg").out.split())
+    small = "preset=small: base = FedAvg(lr=0.1, batch_size=12), iterations = 2,"
+    assert small in said
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_meaning_of_an_option_is_said_twice(name):
+    for option in shown("show", name)["options"]:
+        parts = option["meaning"].split("; ")
+        assert len(parts) == len({*parts}), option
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_refusal_is_broken_between_words_in_a_terminal_alone(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    faults = ["a fault that goes on " + "and on " * 6 + "to /its/end", "another"]
+    lines = refusal(BadValue(faults)).splitlines()
+    assert lines[0] == "fedstill: 2 faults" and lines[-1] == "  - another"
+    assert len(lines) == (5 if terminal else 3)
+    assert (max(map(len, lines)) <= 40) == terminal
+    assert " ".join(" ".join(lines[1:-1]).split()) == f"- {faults[0]}"
 
 
 def test_methods_are_listed_with_paper_and_purpose():
@@ -107,7 +140,9 @@ def test_every_paper_can_be_cited_in_short():
     short = {row["method"]: row["paper"] for row in method_rows(Form.table)}
     dated = [name for name in whole if re.search(r"\b20\d\d\b", whole[name])]
     assert [name for name in dated if not short[name]] == []
-    assert short_citation("One, Two. A Title. ICML 2020. Algorithm 1.") == "One et al., ICML 2020"
+    assert short_citation("One, Two. A Title. ICML 2020. Algorithm 1.") == "One and Two, ICML 2020"
+    assert short_citation("One, Two, Three. A Title. ICML 2020.") == "One et al., ICML 2020"
+    assert short_citation("One, Two, Three. A Title. arXiv 18.1, 2018.") == "One et al., 2018"
     assert short_citation("One. A Title. ICML 2020.") == "One, ICML 2020"
     assert short_citation("No federated method: it shows what pooling gives.") == ""
 

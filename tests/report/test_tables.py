@@ -227,6 +227,19 @@ def test_amounts_have_three_digits_and_a_unit():
     assert human_floats(0) == "0"
 
 
+@pytest.mark.parametrize(
+    ("seeds", "says"),
+    [
+        (1, "accuracies in percent, seed 0 alone"),
+        (3, "accuracies in percent, mean ± sample standard deviation over seeds 0, 1, 2"),
+        (6, "accuracies in percent, mean ± sample standard deviation over 6 seeds"),
+    ],
+)
+def test_a_table_says_of_which_seeds_it_is(tmp_path, seeds, says):
+    folders = [made(tmp_path / str(seed), seed, {"a": 0.5}) for seed in range(seeds)]
+    assert says in comparison(folders).as_markdown()
+
+
 def with_areas(folder, seed, areas, **more):
     """A run that also has an area and a loss on each test set."""
     made(folder, seed, {name: 0.4 + 0.2 * i for i, name in enumerate(areas)}, **more)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,7 +50,7 @@ def _bullet(line: str, form: Form) -> str:
     """A line of a list; in a terminal no wider than that."""
     if form is not Form.table:
         return f"- {line}"
-    return fill(f"- {line}", listings.console().width, subsequent_indent="  ")
+    return listings.broken(f"- {line}", "  ")
 
 
 def of_run(folder: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _tell_tables(cells: Mapping[str, Sequence[Cell]], refusal: str) -> None:
         folders = [cell.folder for cell in cells[part]]
         listings.console().print(comparison(folders).as_rich())
         if part == "networks":
-            typer.echo(f"fedavg: {refusal}")
+            typer.echo(listings.broken(f"fedavg cannot take part: {refusal}"))
         else:
             listings.print_rows(budget_rows(folders), listings.Form.table)
 

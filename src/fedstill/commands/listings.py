@@ -7,8 +7,10 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +51,17 @@ def console() -> Console:
     from rich.console import Console
 
     return Console()
+
+
+def broken(text: str, indent: str = "") -> str:
+    """A text whose lines end between words, none wider than the terminal; later ones indented."""
+    width = console().width
+    return "\n".join(
+        fill(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        for line in text.split("\n")
+    )  # fmt: skip
 
 
 def print_as(
@@ -142,8 +155,9 @@ def short_citation(citation: str) -> str:
     """`McMahan et al., AISTATS 2017` out of a whole citation; empty where there is no year."""
     authors, *sentences = citation.split(". ")
     places = [s.removesuffix(".") for s in sentences if re.search(r"\b(19|20)\d\d\.?$", s)]
-    first, comma, _ = authors.partition(",")
-    return f"{first}{' et al.' if comma else ''}, {places[0]}" if places else ""
+    first, *others = authors.split(", ")
+    who = f"{first} et al." if others[1:] else " and ".join([first, *others])
+    return f"{who}, {re.sub(r'^arXiv [0-9.]+, ', '', places[0])}" if places else ""
 
 
 def data_rows(data_dir: Path | None) -> list[Row]:
@@ -200,12 +214,16 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
     """A method for a reader: paper, plan, messages, memories, values."""
     example = found["example"]
     shape = "x".join(map(str, example["model"]["shape"]))
-    print(found["paper"] + "\n\nplan")
+    paragraphs = [" ".join(part.split()) for part in found["paper"].split("\n\n")]
+    print(broken("\n\n".join(paragraphs)) + "\n\nplan")
     print_rows(_plan(found), form)
+    public = f"; everybody holds {example['public']:,} public examples" if example["public"] else ""
     print(
-        f"counted for {example['model']['name']} ({example['model_floats']:,} floats) on {shape}, "
-        f"{example['classes']} classes,\nand a client that holds {example['held']} of them"
-        + (f"; everybody holds {example['public']:,} public examples" if example["public"] else "")
+        broken(
+            f"counted for {example['model']['name']} ({example['model_floats']:,} floats) on "
+            f"{shape}, {example['classes']} classes, and a client that holds {example['held']} of "
+            f"them{public}"
+        )
     )
     if found["messages"]:
         print("\nwhat travels")
@@ -217,7 +235,8 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
     print("\noptions")
     print_rows(option_rows(found["options"]), form)
     for name, changed in found["presets"].items():
-        print(f"preset={name}: " + ", ".join(f"{k} = {v}" for k, v in changed.items()))
+        values = ", ".join(f"{key} = {_preset(value)}" for key, value in changed.items())
+        print(broken(f"preset={name}: {values}", "  "))
 
 
 def option_rows(options: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -237,6 +256,18 @@ def _named(value: Any) -> str:
     """A value in a word: of a method, the name of its class."""
     plain = isinstance(value, str | int | float | tuple | type(None))
     return str(value) if plain else type(value).__name__
+
+
+def _preset(value: Any) -> str:
+    """A value of a preset; of a method, its name and what is not as by default."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return str(value)
+    changed = (
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in fields(value)
+        if field.default is MISSING or getattr(value, field.name) != field.default
+    )
+    return f"{type(value).__name__}({', '.join(changed)})"
 
 
 def _plan(found: Mapping[str, Any]) -> list[Row]:
@@ -280,8 +311,10 @@ def _remembered(found: Mapping[str, Any]) -> list[Row]:
 
 
 def refusal(error: FedstillError) -> str:
-    """The message of an error; several faults stand in a list."""
+    """The message of an error; several faults stand in a list. A terminal does not cut words."""
     faults = getattr(error, "faults", [])
-    if len(faults) < 2:
-        return f"fedstill: {error}"
-    return "\n".join([f"fedstill: {len(faults)} faults", *(f"  - {line}" for line in faults)])
+    said, indent = f"fedstill: {error}", ""
+    if len(faults) > 1:
+        lines = [f"  - {line}" for line in faults]
+        said, indent = "\n".join([f"fedstill: {len(faults)} faults", *lines]), " " * 4
+    return broken(said, indent) if sys.stderr.isatty() else said

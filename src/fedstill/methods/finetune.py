@@ -77,7 +77,7 @@ class FineTuner(Method):
     latent: Count = 100
     distil_lr: Positive = 0.01
     distil_momentum: Fraction = 0.0
-    distil_decay: NonNegative = 1e-4  # weight decay of the student
+    distil_decay: NonNegative = 1e-4
     temperature: Positive = 10.0
     feedback: bool = True  # clients go on from what was taught; false: it is scored alone
     reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn

@@ -396,15 +396,16 @@ def _mark(source: str, sources: list[str]) -> int:
 def _explained(
     section: Section, metric: str, spread: Spread = "deviation", against: str | None = None
 ) -> list[str]:
-    seeds = f" {_seeds_in_words(section.groups[0])}" if _same_seeds(section) else ""
+    seeds = _seeds_in_words(section.groups[0]) if _same_seeds(section) else ""
     unit = _unit(metric)
     after = {
         "deviation": "sample standard deviation",
         "interval": "half of the 95 % confidence interval (Student's t)",
     }
-    lines = [f"{unit}, mean ± {after[spread]} over seeds{seeds}"]
+    over = seeds if seeds.endswith("seeds") else f"seeds {seeds}".strip()
+    lines = [f"{unit}, mean ± {after[spread]} over {over}"]
     if not any(len(group.seeds) > 1 for group in section.groups):
-        lines = [f"{unit}, one seed{seeds}"]
+        lines = [f"{unit}, {f'seed {seeds} alone' if seeds else 'one seed each'}"]
     if against:
         lines.append(
             f"against {against}: mean difference over the seeds that both have, its 95 % "
