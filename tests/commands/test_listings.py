@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.main import get_command
 
+from fedstill.commands.cli import app
 from fedstill.commands.listings import (
     Form,
     markdown,
@@ -299,11 +301,26 @@ def test_help_does_not_wait_for_torch():
         assert f"\n  {name} " in done.stdout
 
 
+def commands(built: Any, *words: str) -> list[tuple[str, ...]]:
+    """The words that call each command of a group and of the groups in it, their own too."""
+    below = getattr(built, "commands", {})
+    return [words, *(found for name in below for found in commands(below[name], *words, name))]
+
+
+@pytest.mark.parametrize("words", commands(get_command(app)), ids=" ".join)
+def test_help_names_no_type_of_python_and_says_what_every_option_is_for(words, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = fedstill(*words, "--help").out
+    assert not re.search(r"<[a-z]+>|<\w+ range>|list\[", said)
+    assert max(map(len, said.splitlines())) <= 80
+    assert not re.search(r"^  --\S+( \S+)?$(?!\n {8})", said, re.M)  # without a word about it
+
+
 @pytest.mark.parametrize("group", [(), ("deploy",), ("site",), ("peer",), ("audit",)])
 def test_no_line_about_a_command_is_cut(group: tuple[str, ...], monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    _, commands = fedstill(*group, "--help").out.split("Commands:\n")
-    lines = commands.splitlines()
+    _, listed = fedstill(*group, "--help").out.split("Commands:\n")
+    lines = listed.split("\n\n")[0].splitlines()
     assert lines and all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 

@@ -36,7 +36,7 @@ app = typer.Typer(
 Recipes = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file, or a run folder.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for what is found.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for what is found.")]
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="LABEL", help="This method of the recipe only; may be repeated."),
@@ -49,18 +49,33 @@ def membership(
     overrides: Overrides = None,
     client: Annotated[
         list[str] | None,
-        typer.Option(help="Whose records are guessed about; may be repeated.  [default: first]"),
+        typer.Option(
+            metavar="NAME",
+            help="Whose records are guessed about; may be repeated.  [default: the first client]",
+        ),
     ] = None,
-    shadows: Annotated[int, typer.Option(help="Shadow federations; 64 are good.", min=4)] = 64,
+    shadows: Annotated[
+        int, typer.Option(metavar="N", help="Shadow federations; 64 are good.", min=4)
+    ] = 64,
     records: Annotated[
-        int, typer.Option(help="Of a client, at most; the others always stay inside.", min=20)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Records of a client, at most, that are guessed about; others always take part.",
+            min=20,
+        ),
     ] = 2000,
     together: Annotated[
-        int, typer.Option(help="Shadows that are played as one federation.", min=1)
+        int, typer.Option(metavar="N", help="Shadows that are played as one federation.", min=1)
     ] = 16,
-    delta: Annotated[float, typer.Option(help="Of the lower bound of epsilon.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(metavar="DELTA", help="Delta of the lower bound of epsilon.")
+    ] = 1e-5,
     control_epochs: Annotated[
-        int, typer.Option(help="Of local training, the control that must be caught.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="Epochs of local training, the control that must be caught.", min=1
+        ),
     ] = 40,
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Also attack what must be caught.")
@@ -122,13 +137,18 @@ def membership(
 def mechanism(
     epsilon: Annotated[
         list[float] | None,
-        typer.Option(help="A budget to audit at; may be repeated.  [default: 1, 4 and 10]"),
+        typer.Option(
+            metavar="EPSILON", help="A budget to audit at; may be repeated.  [default: 1, 4 and 10]"
+        ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Of the budgets.")] = 1e-5,
+    delta: Annotated[float, typer.Option(metavar="DELTA", help="Delta of the budgets.")] = 1e-5,
     trials: Annotated[
-        int, typer.Option(help="Trials at a budget; below 4 there are more.", min=1000)
+        int,
+        typer.Option(
+            metavar="N", help="Trials at a budget; below epsilon = 4 there are more.", min=1000
+        ),
     ] = 40_000,
-    seed: Annotated[int, typer.Option(help="Of all draws.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all draws.", min=0)] = 0,
     out: Out = None,
     quiet: Quiet = False,
     form: Listing = Form.table,
@@ -152,13 +172,21 @@ def canaries(
     recipe: Recipes,
     overrides: Overrides = None,
     client: Annotated[
-        str | None, typer.Option(help="At whom canaries are planted.  [default: the first]")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The client among whose records canaries are planted.  [default: the first]",
+        ),
     ] = None,
     number: Annotated[
         int | None,
-        typer.Option("--canaries", help="How many.  [default: 1000, or half of the records]"),
+        typer.Option(
+            "--canaries", metavar="N", help="How many.  [default: 1000, or half of the records]"
+        ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Of the lower bound of epsilon.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(metavar="DELTA", help="Delta of the lower bound of epsilon.")
+    ] = 1e-5,
     only: Only = None,
     out: Out = None,
     data_dir: DataDir = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import version
@@ -70,7 +70,10 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    epilog="Begin with fedstill demo. Then fedstill init writes a recipe, fedstill run recipe.toml "
+    "plays it, and fedstill report runs/NAME shows what came out."
+)
 def options(
     _: Annotated[
         bool,
@@ -92,7 +95,19 @@ def options(
 @cache
 def _built() -> Any:
     """All commands with their options, read from the functions' hints once."""
-    return get_command(app)
+    built = get_command(app)
+    for parameter in _parameters(built):
+        if parameter.param_type_name == "argument":
+            # Typer puts a type of Python behind an argument's name, such as <list[Path]>.
+            parameter.display_type_rich = lambda ctx: None
+    return built
+
+
+def _parameters(command: Any) -> Iterator[Any]:
+    """The arguments and options of a command and of all below it."""
+    yield from command.params
+    for below in getattr(command, "commands", {}).values():
+        yield from _parameters(below)
 
 
 def joined_seeds(arguments: Sequence[str]) -> list[str]:

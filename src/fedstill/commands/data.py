@@ -27,11 +27,17 @@ def data(
             metavar="RECIPE", help="Preview how this recipe splits its data; or a data set's name."
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. data.partition.alpha=0.1"),
+    ] = None,
     data_dir: DataDir = None,
     quick: Quick = False,
     picture: Annotated[
-        Path | None, typer.Option(callback=check_picture, help="Draw the partition to this file.")
+        Path | None,
+        typer.Option(
+            callback=check_picture, metavar="FILE", help="Draw the partition to this file."
+        ),
     ] = None,
     form: Listing = Form.table,
 ) -> None:
@@ -90,13 +96,20 @@ def shift(
     overrides: Overrides = None,
     data_dir: DataDir = None,
     quick: Quick = False,
-    most: Annotated[int, typer.Option(help="Examples of each client.", min=2)] = 100,
+    most: Annotated[
+        int, typer.Option(metavar="N", help="Examples of each client that are compared.", min=2)
+    ] = 100,
     picture: Annotated[
-        Path | None, typer.Option(callback=check_picture, help="Draw a t-SNE map to this file.")
+        Path | None,
+        typer.Option(callback=check_picture, metavar="FILE", help="Draw a t-SNE map to this file."),
     ] = None,
     histogram: Annotated[
         Path | None,
-        typer.Option(callback=check_picture, help="Draw how often each brightness occurs."),
+        typer.Option(
+            callback=check_picture,
+            metavar="FILE",
+            help="Draw to this file how often each brightness occurs.",
+        ),
     ] = None,
     run: Annotated[
         Path | None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstill.commands import grids, listings
-from fedstill.commands.options import SPEECH, Quick, Quiet
+from fedstill.commands.options import SPEECH, Quiet
 
 if TYPE_CHECKING:
     from fedstill.runs.grid import Cell
@@ -30,11 +30,13 @@ AT_ONCE = 3  # processes; more would wait for the longest run
 
 def demo(
     job: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs.")] = Path(
+        "runs/demo"
+    ),
     show: Annotated[
         bool, typer.Option(help="Open the report at the end, where there is a desktop.")
     ] = True,
-    quick: Quick = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less of everything, in seconds.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Six methods on five embedded domains of digits: tables and a report in half a minute."""

@@ -26,7 +26,10 @@ GROUPS = {"deploy": deploy, "site": site, "peer": peer}
 Out = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
 Own = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that this site was sent.")]
 DataDir = Annotated[
-    str | None, typer.Option(help="Folder with the files of public data, where a recipe has some.")
+    str | None,
+    typer.Option(
+        metavar="DIR", help="Folder with the files of public data, where a recipe has some."
+    ),
 ]
 
 
@@ -50,7 +53,7 @@ def make(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file.")],
     overrides: Overrides = None,
     address: Annotated[
-        str, typer.Option(help="Where sites reach the coordinator, HOST:PORT.")
+        str, typer.Option(metavar="HOST:PORT", help="Where sites reach the coordinator.")
     ] = "",
     peer: Annotated[
         list[str] | None,
@@ -59,16 +62,27 @@ def make(
             help="Without a coordinator: where a peer listens; repeat it for each that can.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="A new folder.")] = Path("deployment"),
-    only: Annotated[str | None, typer.Option(metavar="LABEL", help="Of several methods.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds for the answers to a step.")] = 600.0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder.")] = Path("deployment"),
+    only: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Which method, where a recipe has several.")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long sites have to answer a step.")
+    ] = 600.0,
     start_deadline: Annotated[
-        float, typer.Option(help="Seconds for all to be there, and for the steps before round 1.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long all have to be there, and for the steps before round 1.",
+        ),
     ] = 600.0,
     gone: Annotated[
-        float, typer.Option(help="Seconds that a lost connection may take to come back.")
+        float,
+        typer.Option(metavar="SECONDS", help="How long a lost connection may take to come back."),
     ] = 90.0,
-    least: Annotated[int, typer.Option(help="Sites that must answer each step.", min=0)] = 1,
+    least: Annotated[
+        int, typer.Option(metavar="N", help="Sites that must answer each step.", min=0)
+    ] = 1,
 ) -> None:
     """Make a deployment of a recipe: a coordinator's folder and an invitation for each site."""
     with _installed():
@@ -115,7 +129,9 @@ def _addresses(pairs: list[str], address: str) -> dict[str, str]:
 def sign(
     folder: Out,
     requests: Annotated[list[Path], typer.Argument(metavar="SITE.csr", help="What sites sent.")],
-    days: Annotated[int, typer.Option(help="How long a certificate is valid.", min=1)] = 365,
+    days: Annotated[
+        int, typer.Option(metavar="N", help="Days for which a certificate is valid.", min=1)
+    ] = 365,
 ) -> None:
     """Sign the requests of sites; their keys never leave them."""
     with _installed():
@@ -143,7 +159,10 @@ def start(folder: Out, data_dir: DataDir = None) -> None:
 def flower(
     folder: Out,
     port: Annotated[
-        int, typer.Option(help="Where the SuperLink listens, on this machine alone.", min=1)
+        int,
+        typer.Option(
+            metavar="PORT", help="Where the SuperLink listens, on this machine alone.", min=1
+        ),
     ] = 8000,
 ) -> None:
     """Write what Flower needs to carry a deployment: app, keys, commands, filter for nginx."""
@@ -169,7 +188,9 @@ def stop(folder: Out) -> None:
 @deploy.command(name="status", short_help="Who is in which step, last seen when, and bytes so far.")
 def deploy_status(
     folder: Out,
-    watch: Annotated[bool, typer.Option("--watch", help="Until the run has ended.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on showing it until the run has ended.")
+    ] = False,
 ) -> None:
     """Who is in which step, when each was last seen, and how many bytes went."""
     from rich.console import Console
@@ -214,24 +235,39 @@ def _table(board: Any) -> Any:
 @site.command(short_help="See what will leave this site, agree, and make its key.")
 def join(
     folder: Own,
-    data: Annotated[Path, typer.Option(help="This site's images: a folder or an .npz file.")],
+    data: Annotated[
+        Path, typer.Option(metavar="PATH", help="This site's images: a folder or an .npz file.")
+    ],
     agree: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="The recipe's number, as you were told it.")
+        str | None,
+        typer.Option(
+            metavar="NUMBER", help="Take part: the recipe's number, as the coordinator told you."
+        ),
     ] = None,
     allow_examples: Annotated[
-        bool, typer.Option("--allow-examples", help="Take part though examples are shown.")
+        bool,
+        typer.Option(
+            "--allow-examples", help="Take part though the method shows examples to others."
+        ),
     ] = False,
     tell_counts: Annotated[
         bool, typer.Option("--tell-counts", help="Say how many examples of each class there are.")
     ] = False,
     most_acts: Annotated[
-        int | None, typer.Option(help="Different acts in all.  [default: twice the recipe's]")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Answer at most so many different requests.  [default: twice the recipe's steps]",
+        ),
     ] = None,
     most_epsilon: Annotated[
-        float | None, typer.Option(help="Differential privacy: the most that a run may spend.")
+        float | None,
+        typer.Option(metavar="EPSILON", help="The most that a run may spend of privacy."),
     ] = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:0.")
+    ] = "auto",
 ) -> None:
     """See what will leave this site, agree to it, and make a key that stays here."""
     with _installed():
@@ -330,7 +366,11 @@ def site_start(
     ] = None,
     wait: Annotated[
         float,
-        typer.Option(help="Seconds for which a coordinator that went away is called again.", min=1),
+        typer.Option(
+            metavar="SECONDS",
+            help="How long a coordinator that went away is called again.",
+            min=1,
+        ),
     ] = 3600,
 ) -> None:
     """Answer the coordinator until the run is over; calls again whenever the line is lost."""

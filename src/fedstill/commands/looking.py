@@ -37,19 +37,24 @@ def methods(form: Listing = Form.table) -> None:
 
 
 def show(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A name from fedstill methods.")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A name from fedstill methods, or mine.py:Name.")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Hyper-parameters, e.g. per_class=20"),
     ] = None,
-    shape: Annotated[str, typer.Option(help="Channels, height and width.")] = "3x32x32",
-    classes: Annotated[int, typer.Option(help="Classes of the data.", min=1)] = 10,
+    shape: Annotated[
+        str, typer.Option(metavar="CxHxW", help="Channels, height and width.")
+    ] = "3x32x32",
+    classes: Annotated[int, typer.Option(metavar="N", help="Classes of the data.", min=1)] = 10,
     held: Annotated[
-        int | None, typer.Option(help="How many of them a client holds.  [default: all but one]")
+        int | None,
+        typer.Option(metavar="N", help="How many of them a client holds.  [default: all but one]"),
     ] = None,
-    model: Annotated[str, typer.Option(help="Network.")] = "convnet",
+    model: Annotated[str, typer.Option(metavar="NAME", help="Network.")] = "convnet",
     public: Annotated[
-        int, typer.Option(help="Public examples, for methods that need them.", min=1)
+        int, typer.Option(metavar="N", help="Public examples, for methods that need them.", min=1)
     ] = 5000,
     form: Listing = Form.table,
 ) -> None:
@@ -83,7 +88,11 @@ def compare(
         bool, typer.Option("--by-client", help="Also the scores of each client's own model.")
     ] = False,
     interval: Annotated[
-        bool, typer.Option("--interval", help="± half of the 95 % confidence interval instead.")
+        bool,
+        typer.Option(
+            "--interval",
+            help="± half of the 95 % confidence interval, instead of the standard deviation.",
+        ),
     ] = False,
     against: Annotated[
         str | None,
@@ -94,7 +103,9 @@ def compare(
     ] = TableForm.table,
     picture: Annotated[
         Path | None,
-        typer.Option(callback=check_picture, help="Also draw the comparison to this file."),
+        typer.Option(
+            metavar="FILE", callback=check_picture, help="Also draw the comparison to this file."
+        ),
     ] = None,
 ) -> None:
     """Compare runs: one table, mean and spread over seeds."""
@@ -129,7 +140,9 @@ def matrix(
     form: Listing = Form.table,
     picture: Annotated[
         Path | None,
-        typer.Option(callback=check_picture, help="Draw it as a heat map to this file."),
+        typer.Option(
+            metavar="FILE", callback=check_picture, help="Draw it as a heat map to this file."
+        ),
     ] = None,
 ) -> None:
     """Show the accuracy of each client's model on each client's test set."""
@@ -160,6 +173,7 @@ def curves(
     picture: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             callback=check_picture,
             help="Draw the curves to this file, e.g. curves.pdf: accuracy by floats sent, or what "
             "--by or --of names.",
@@ -171,7 +185,10 @@ def curves(
     columns: Annotated[
         int | None,
         typer.Option(
-            min=1, max=2, help="Draw for a paper, as wide as one of its two columns or as both."
+            metavar="1|2",
+            min=1,
+            max=2,
+            help="Draw for a paper, as wide as one of its two columns or as both.",
         ),
     ] = None,
     of: Annotated[

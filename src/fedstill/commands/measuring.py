@@ -17,18 +17,25 @@ def bench(
         list[str] | None,
         typer.Argument(metavar="NAME", help="Pieces of work, or all; the usual four by default."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
-    repeat: Annotated[int, typer.Option(help="Repetitions that count.", min=1)] = 5,
-    out: Annotated[Path, typer.Option(help="Folder for the raw numbers.")] = Path("runs/bench"),
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:0.")
+    ] = "auto",
+    repeat: Annotated[int, typer.Option(metavar="N", help="Repetitions that count.", min=1)] = 5,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the raw numbers.")] = Path(
+        "runs/bench"
+    ),
     small: Annotated[
         bool | None,
-        typer.Option("--small/--full", help="Sizes.  [default: full on CUDA, small on a CPU]"),
+        typer.Option(
+            "--small/--full",
+            help="Sizes of networks and data.  [default: full on CUDA, small on a CPU]",
+        ),
     ] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="Only this engine; may be given again.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this engine; may be repeated.")
     ] = None,
     precision: Annotated[
-        list[str] | None, typer.Option(help="Only this precision; may be given again.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this precision; may be repeated.")
     ] = None,
     compile: Annotated[
         bool, typer.Option("--compile", help="Also with engine.compile, which takes minutes.")

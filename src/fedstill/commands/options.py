@@ -40,17 +40,23 @@ def check_picture(path: Path | None) -> Path | None:
 Listing = Annotated[Form, typer.Option("--format", help="How the listing is printed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, only the result.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="The recipe's small variant, its table [quick].")
+    bool,
+    typer.Option(
+        "--quick", help="The recipe's small variant, for a first look: its table [quick]."
+    ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with the files of named data sets, e.g. mnist.npz.")
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder with the files of named data sets, e.g. mnist.npz."),
 ]
 RunFolders = Annotated[
     list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders of them.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. run.rounds=5 method.lr=0.1"),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Changes of the recipe, e.g. run.rounds=5 method.lr=0.1"
+    ),
 ]
 
 

@@ -13,10 +13,13 @@ from fedstill.commands.options import RunFolders
 def report(
     folders: RunFolders,
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file.  [default: report.html in the first DIR]")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The HTML file.  [default: report.html in the first DIR]"
+        ),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(help="Its heading.  [default: the recipe's name]")
+        str | None, typer.Option(metavar="TEXT", help="Its heading.  [default: the recipe's name]")
     ] = None,
 ) -> None:
     """Write one HTML file with tables, curves, images and the recipe; it needs no network."""
@@ -40,13 +43,18 @@ def report(
 
 def view(
     folders: RunFolders,
-    port: Annotated[int, typer.Option(help="0 is a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Port that a browser opens; 0 takes a free one.", min=0, max=65535
+        ),
+    ] = 0,
     seconds: Annotated[
         float | None,
         typer.Option("--for", metavar="SECONDS", help="End after these.  [default: with Ctrl-C]"),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(help="Its heading.  [default: the recipe's name]")
+        str | None, typer.Option(metavar="TEXT", help="Its heading.  [default: the recipe's name]")
     ] = None,
 ) -> None:
     """Show the report live on this machine while runs go on: progress, losses, latest images."""

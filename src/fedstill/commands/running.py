@@ -16,8 +16,15 @@ def run(
     job: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME by default.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="One or more, e.g. --seeds 0 1 2")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Run folder.  [default: runs/NAME, the recipe's run.name]"
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="SEED...", help="One or more, e.g. --seeds 0 1 2")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="LABEL", help="This method of the recipe only; may be repeated."),
@@ -131,13 +138,18 @@ def resume(
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
     node: Annotated[
-        str | None, typer.Option(help="Whose model: a client's name.  [default: the server's]")
+        str | None,
+        typer.Option(metavar="NAME", help="Whose model: a client's name.  [default: the server's]"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File for the weights.  [default: in DIR/export]")
+        Path | None,
+        typer.Option(metavar="FILE", help="File for the weights.  [default: in DIR/export]"),
     ] = None,
     round: Annotated[
-        int | None, typer.Option(help="Of a round whose checkpoint was kept.  [default: the last]")
+        int | None,
+        typer.Option(
+            metavar="N", help="Of a round whose checkpoint was kept.  [default: the last]"
+        ),
     ] = None,
 ) -> None:
     """Write a model of a run as files that plain PyTorch loads."""

@@ -32,13 +32,18 @@ def init(
         str | None, typer.Option(metavar="NAME", help="A data set. See fedstill data.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="Split the data among so many clients.")
+        int | None, typer.Option(metavar="N", min=1, help="Split the data among so many clients.")
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="By a Dirichlet distribution; small is very uneven.")
+        float | None,
+        typer.Option(
+            metavar="ALPHA", help="Split by a Dirichlet distribution; small is very uneven."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A network.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="How many rounds are played.")
+    ] = None,
     template: Annotated[
         str | None,
         typer.Option("--from", metavar="NAME", help="A recipe that comes with fedstill instead."),
