@@ -83,3 +83,27 @@ def test_a_terminal_without_some_characters_ends_no_run(tmp_path: Path) -> None:
     lines = done.stdout.decode(encoding).splitlines()
     assert len(lines) == 2  # both seeds were run; their arrows are question marks
     assert all("accuracy" in line and " ? " in line for line in lines)
+
+
+DETACHED = """
+from dataclasses import dataclass
+from fedstill import FedAvg
+
+@dataclass(frozen=True)
+class Detached(FedAvg):
+    \"\"\"FedAvg whose loss is detached by mistake.\"\"\"
+
+    def objective(self, *given, **more):
+        return super().objective(*given, **more).detach()
+"""
+
+
+def test_a_warning_of_ours_is_a_sentence_without_a_place_in_our_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DETACHED)
+    recipe = write_recipe(tmp_path, method={"name": f"{tmp_path / 'mine.py'}:Detached"})
+    code = "import sys; from fedstill.commands.cli import main; main()"
+    words = ["run", str(recipe), "run.rounds=1", "--out", str(tmp_path / "run"), "--quiet"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = "fedstill: warning: Detached.objective gave a loss that does not depend on what is"
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True]
