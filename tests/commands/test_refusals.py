@@ -475,8 +475,13 @@ def test_a_failing_step_names_method_step_node_and_round_without_traceback(tmp_p
 
     monkeypatch.setattr(distribution_matching.Matching, "matched", broken)
     recipe = images_recipe(tmp_path, FEDDM)
-    says = "FedDM.synthesize failed on east in round 1: RuntimeError: the sky fell"
+    says = [
+        "FedDM.synthesize failed on east in round 1: RuntimeError: the sky fell",
+        "where it arose: fedstill --verbose, then the same words",
+    ]
     expect_refusal("run", recipe, "--out", tmp_path / "run", says=says)
+    whole = fedstill("--verbose", "run", recipe, "--out", tmp_path / "again")
+    assert "in broken" in whole.err and "where it arose" not in whole.err
 
 
 def test_what_nobody_expected_keeps_its_traceback(recipe, target, monkeypatch):

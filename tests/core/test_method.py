@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Any, Literal, Never
+from typing import Any, ClassVar, Literal, Never
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from fedstill.core import (
 )
 from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.ranges import Count, Positive
+from fedstill.methods import METHOD_NAMES, FedAvg
 from fedstill.models import MLP
 
 
@@ -215,7 +216,7 @@ def test_the_first_step_of_a_part_may_read_nothing(part: str, said: str) -> None
 
 
 def test_a_method_without_steps_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="Planned has no steps"):
+    with pytest.raises(ProtocolError, match=r"Planned has no steps; each_round returns them"):
         planned("each_round")()
 
 
@@ -232,8 +233,29 @@ def test_a_step_that_returns_something_else_than_a_message_is_refused() -> None:
 
 
 def test_a_function_that_was_not_marked_is_not_a_step() -> None:
-    with pytest.raises(ProtocolError, match=r"is not a step: mark it @at_server or @at_clients"):
+    said = r"^[\w.<>]*plain is not a step: mark it @at_server or @at_clients$"
+    with pytest.raises(ProtocolError, match=said):
         planned("each_round", "plain")()
+
+
+def test_values_of_a_class_without_its_decorator_are_not_lost_in_silence() -> None:
+    class Bare(FedAvg):
+        marked: ClassVar[bool] = True
+        pull: float = 0.5
+
+    class Same(FedAvg):
+        """Changes a step and nothing else, so that it needs no decorator."""
+
+        keeps_own: ClassVar[bool] = False
+
+    said = r"^Bare: pull is no value of the method yet; write @dataclass\(frozen=True\) above"
+    with pytest.raises(BadValue, match=said):
+        Bare()
+    with pytest.raises(BadValue, match=said):
+        type("Below", (Bare,), {})()
+    Same()
+    assert "Bare: pull is no value" in str(METHOD_NAMES.fault(Bare))
+    assert METHOD_NAMES.fault(Same) is None
 
 
 def test_all_values_out_of_range_are_reported_at_once() -> None:

@@ -88,6 +88,18 @@ def test_a_class_of_a_package_is_found_by_its_module() -> None:
     assert ANIMALS[f"{__name__}:Dog"] is Dog
 
 
+LOOSE = """from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Frozen:
+    pass
+
+@dataclass
+class Cat(Frozen):
+    pass
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -95,7 +107,12 @@ def test_a_class_of_a_package_is_found_by_its_module() -> None:
         ("{folder}/pets.py:Cats", "pets.py: unknown name 'Cats'; did you mean 'Cat'"),
         ("{folder}/pets.py:cats", "pets.py:cats is a int, not a subclass of .*Animal"),
         ("{folder}/pets.py:Inside", "is the class Inside, not a subclass of .*Animal"),
-        ("{folder}/broken.py:Cat", "broken.py cannot be run: ZeroDivisionError: division by zero"),
+        ("{folder}/broken.py:Cat", "run: ZeroDivisionError: division by zero in line 2$"),
+        ("{folder}/loose.py:Cat", r"frozen one in line 7; write @dataclass\(frozen=True\) there"),
+        (
+            "{folder}/pets.py",
+            "pets.py is a file; say which animal in it is meant, as .*pets.py:NAME",
+        ),
         ("{folder}/wrong.py:Cat", "wrong.py cannot be run: SyntaxError"),
         ("no_such_package.zoo:Cat", "no_such_package.zoo cannot be imported: ModuleNotFoundError"),
     ],
@@ -103,7 +120,8 @@ def test_a_class_of_a_package_is_found_by_its_module() -> None:
 def test_what_is_wrong_with_a_reference_is_said_in_one_line(
     file: Path, name: str, sentence: str
 ) -> None:
-    (file.parent / "broken.py").write_text("1 / 0\n")
+    (file.parent / "broken.py").write_text("\n1 / 0\n")
+    (file.parent / "loose.py").write_text(LOOSE)
     (file.parent / "wrong.py").write_text("class\n")
     name = name.format(folder=file.parent)
     with pytest.raises(BadValue, match=sentence) as caught:

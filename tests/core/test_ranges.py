@@ -88,6 +88,7 @@ def test_a_choice_that_does_not_exist_is_answered_with_the_nearest() -> None:
 
 def test_a_name_in_capitals_is_near_the_same_name_without() -> None:
     assert "did you mean 'scaffold'?" in unknown("method", "SCAFFOLD", ("fedavg", "scaffold"))
+    assert "did you mean 'server_lr'?" in unknown("key", "server_learning_rate", ("server_lr", "a"))
     assert "did you mean 'DIGITS'?" in unknown("data set", "digits", ("DIGITS", "svhn"))
 
 

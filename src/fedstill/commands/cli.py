@@ -193,11 +193,15 @@ def main() -> None:
         with ranks.joined() as line, _own_warnings_in_a_sentence():
             _built()(args=arguments, prog_name="fedstill", obj=line)
     except Exception as error:
-        from fedstill.core.errors import FedstillError  # imports torch, so not before it is needed
+        # They import torch, so not before they are needed.
+        from fedstill.core.errors import FedstillError, StepError
 
         if not isinstance(error, FedstillError):
             raise
         if SPEECH.verbose:
             typer.echo("".join(format_exception(error)), err=True)
         typer.echo(listings.refusal(error), err=True)
+        told = SPEECH.verbose or isinstance(error.__cause__, FedstillError)
+        if isinstance(error, StepError) and not told:
+            typer.echo("where it arose: fedstill --verbose, then the same words", err=True)
         raise SystemExit(2) from None

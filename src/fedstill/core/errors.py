@@ -67,7 +67,8 @@ class StepError(FedstillError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """A line for a name that is not in a table, with the nearest one that is."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    ours = name.replace("learning_rate", "lr")  # as most others write it
+    near = [ours] if ours in names else get_close_matches(name, names, n=1, cutoff=0.5)
     if not near:  # SCAFFOLD for scaffold
         spelled = {other.casefold(): other for other in reversed(names)}
         near = [spelled[key] for key in get_close_matches(name.casefold(), spelled, 1, 0.5)]

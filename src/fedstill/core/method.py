@@ -198,6 +198,8 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:
+        if line := undecorated(type(self)):
+            raise BadValue(line)
         wrong = ranges.faults(self) + list(self.faults())
         if wrong:
             raise BadValue([f"{type(self).__name__}: {line}" for line in wrong])
@@ -323,6 +325,21 @@ class Method:
         return None
 
 
+def undecorated(kind: type[Method]) -> str | None:
+    """A line where a class has values of its own that nobody can set, for want of a decorator."""
+    for each in kind.__mro__:
+        if not issubclass(each, Method) or "__dataclass_fields__" in vars(each):
+            continue
+        named = inspect.get_annotations(each).items()
+        lost = [name for name, hint in named if "ClassVar" not in str(hint)]
+        if lost:
+            return (
+                f"{each.__name__}: {lost[0]} is no value of the method yet; write "
+                "@dataclass(frozen=True) above the class"
+            )
+    return None
+
+
 def steps_of(method: Method) -> list[Step]:
     """All steps of a method, in the order of their first acts."""
     return [*method.before(), *method.each_round(), *method.after()]
@@ -339,7 +356,10 @@ def check_protocol(method: Method) -> None:
     """Each step reads what the step before it sends; the first of a part reads nothing."""
     parts = {"before": method.before(), "each round": method.each_round(), "after": method.after()}
     if not any(parts.values()):
-        raise ProtocolError(f"{type(method).__name__} has no steps")
+        raise ProtocolError(
+            f"{type(method).__name__} has no steps; each_round returns them in their order, e.g. "
+            "[self.broadcast, self.update, self.aggregate]"
+        )
     names = [kind.__name__ for kind in method.holds]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ProtocolError(
@@ -367,7 +387,8 @@ def check_protocol(method: Method) -> None:
 
 def _check_signature(step: Step) -> None:
     if not isinstance(step, Step):
-        raise ProtocolError(f"{step!r} is not a step: mark it @at_server or @at_clients")
+        name = getattr(step, "__qualname__", repr(step))
+        raise ProtocolError(f"{name} is not a step: mark it @at_server or @at_clients")
     names = _parameters_of(step.act)
     if len(names) != 3 or not {*names[1:], "return"} <= step._hints.keys():
         raise ProtocolError(

@@ -19,6 +19,7 @@ from functools import cache, lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -66,8 +67,14 @@ class Names(Generic[T]):
             return self._checked(name, name, referred(name))
         plug_in = plug_ins(self.group).get(name)
         if plug_in is None:
-            raise BadValue(unknown(self.kind, name, self.known()))
+            raise BadValue(self._unknown(name))
         return self._loaded(plug_in)
+
+    def _unknown(self, name: str) -> str:
+        """What is wrong with a name that stands for nothing."""
+        if name.endswith(".py"):
+            return f"{name} is a file; say which {self.kind} in it is meant, as {name}:NAME"
+        return unknown(self.kind, name, self.known())
 
     def wrong(self, name: Any) -> str | None:
         """What is wrong with a name, or None."""
@@ -152,6 +159,12 @@ def _what(value: Any) -> str:
 
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def _remedy(error: BaseException) -> str:
+    """What to write where a class derived from one of ours lacks a word."""
+    frozen = isinstance(error, TypeError) and "non-frozen dataclass from a frozen" in str(error)
+    return "; write @dataclass(frozen=True) there" if frozen else ""
 
 
 def plug_ins(group: str) -> Mapping[str, EntryPoint]:
@@ -248,5 +261,7 @@ def _run(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise BadValue(f"{path} cannot be run: {_said(error)}") from error
+        lines = [at.lineno for at in extract_tb(error.__traceback__) if at.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise BadValue(f"{path} cannot be run: {_said(error)}{where}{_remedy(error)}") from error
     return module

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedstill.core.method import Method
+from typing import Any
+
+from fedstill.core.method import Method, undecorated
 from fedstill.core.names import Names, subclass_fault
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.dense import Dense
@@ -56,9 +58,18 @@ METHODS: dict[str, type[Method]] = {
     "fedftg": FedFTG,
 }
 
-METHOD_NAMES: Names[type[Method]] = Names(
-    "method", METHODS, "fedstill.methods", subclass_fault(Method)
-)
+_no_method = subclass_fault(Method)
+
+
+def _fault(value: Any) -> str | None:
+    """Why something is not a method, or None."""
+    if wrong := _no_method(value):
+        return wrong
+    line = undecorated(value)
+    return f"cannot be used: {line}" if line else None
+
+
+METHOD_NAMES: Names[type[Method]] = Names("method", METHODS, "fedstill.methods", _fault)
 
 __all__ = [
     "DFRD",
