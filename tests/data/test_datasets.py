@@ -41,7 +41,7 @@ def test_a_mosaic_gives_back_every_image(tmp_path):
 def test_cifar10_is_put_together_from_three_files(tmp_path):
     colour_file(tmp_path / "cifar10-train-a.npz", parts=("train",), count=20)
     colour_file(tmp_path / "cifar10-train-b.npz", parts=("train",), count=10)
-    with pytest.raises(DataError, match=r"cifar10-test.npz there; its form is described in docs/"):
+    with pytest.raises(DataError, match=r"cifar10-test.npz there; such a file holds train_im"):
         named_set("cifar10", data_dir=tmp_path)
     colour_file(tmp_path / "cifar10-test.npz", parts=("test",), count=10)
     made = named_set("cifar10", data_dir=tmp_path)
@@ -54,7 +54,7 @@ def test_the_surrogate_says_so(tmp_path):
 
 
 def test_an_unset_or_missing_folder_is_explained(tmp_path):
-    with pytest.raises(DataError, match=r"data_dir is not set; set data_dir to the folder"):
+    with pytest.raises(DataError, match=r"data_dir is not set; set it, or --data-dir on the command"):
         load("mnist")
     with pytest.raises(DataError, match=r"data_dir must be a folder, but .*nowhere is not one"):
         load("mnist", data_dir=tmp_path / "nowhere")
@@ -102,7 +102,10 @@ def images(count=30, shape=(28, 28), dtype=np.uint8):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_labels": None}, "has no array train_labels"),
+        (
+            {"train_labels": None},
+            "has no array train_labels, but .*train_images.*; such a file holds train_images",
+        ),
         ({"test_images": None}, "has neither test_images nor test_images_webp"),
         ({"train_images": images(29)}, "train_images and train_labels .* have 29 and 30"),
         ({"train_images": images(dtype=np.int16)}, "train_images must be uint8 .* is int16"),
@@ -113,6 +116,7 @@ def images(count=30, shape=(28, 28), dtype=np.uint8):
         ({"train_labels": np.full(30, 10)}, r"labels must lie in 0..9, but 10"),
         ({"train_labels": np.full(30, -1)}, "train_labels must count from 0, but has -1"),
         ({"train_labels": np.zeros(30)}, "train_labels must be whole numbers .* is float64"),
+        ({"train_labels": np.full(30, "cat")}, r"is <U3 \[30\]; store np.unique\(labels, return"),
         ({"class_names": np.array(["a"])}, "class_names must be 0, 1, .*, but are a"),
         ({"class_names": np.zeros(2)}, "class_names must be text"),
         ({"train_images": images(0), "train_labels": np.zeros(0, int)}, "not empty"),

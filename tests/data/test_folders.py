@@ -84,13 +84,26 @@ def test_a_file_without_test_arrays_is_split(tmp_path):
     assert sorted(np.bincount(site.test.labels).tolist()) == [1] * 5 + [2] * 5
 
 
+def test_labels_that_nobody_has_are_noted(tmp_path):
+    ones = 1 + np.arange(30) % 3
+    path = grey_file(tmp_path / "a.npz", train_labels=ones, test_labels=ones)
+    assert load("own", clients={"a": path}).notes == ("no example has label 0",)
+    assert load("own", clients={"a": grey_file(tmp_path / "b.npz")}).notes == ()
+
+
+def test_a_file_in_place_of_a_name_is_told_where_it_belongs():
+    for name in ("mine.npz", "wards/table.csv"):
+        with pytest.raises(DataError, match=rf"^{name} is a file, .* are the set 'own' with the"):
+            load(name)
+
+
 def test_a_partition_pools_the_clients(hospital):
     made = load("own", clients={"a": hospital}, partition={"kind": "iid", "clients": 3})
     assert [len(site) for site in made.sites] == [1, 1, 1]
 
 
 def test_no_clients_are_refused():
-    with pytest.raises(DataError, match=r"own data needs clients"):
+    with pytest.raises(DataError, match=r"own data needs the option clients, .* e\.g\. { north"):
         load("own")
     with pytest.raises(DataError, match=r"clients must be a table"):
         load("own", clients=["a"])

@@ -24,7 +24,10 @@ from fedstill.data.optional import optional
 from fedstill.data.sites import Examples
 
 LARGEST_ARRAY = 4 * 2**30  # bytes; a file that declares more is refused before memory is taken
-FORM = "its form is described in docs/data.md"
+FORM = (
+    "such a file holds train_images (uint8 or floats, [N, H, W] or [N, H, W, 3]) and train_labels "
+    "(whole numbers [N] from 0 on), and the same for test"
+)
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -35,7 +38,7 @@ def read_part(path: Path, part: str, extra: Iterable[str] = ()) -> tuple[Example
     wanted = {images, f"{images}_webp", f"{images}_shape", features, labels, *extra}
     arrays = read_arrays(path, wanted)
     if labels not in arrays:
-        raise DataError(f"{path} has no array {labels}; {FORM}")
+        raise DataError(f"{path} has no array {labels}, but {_held(path)}; {FORM}")
     inputs: Inputs
     if images in arrays:
         inputs = channels_first(checked_images(path, images, arrays[images]))
@@ -44,7 +47,10 @@ def read_part(path: Path, part: str, extra: Iterable[str] = ()) -> tuple[Example
     elif features in arrays:
         inputs = checked_features(path, features, arrays[features])
     else:
-        raise DataError(f"{path} has neither {images} nor {images}_webp nor {features}; {FORM}")
+        raise DataError(
+            f"{path} has neither {images} nor {images}_webp nor {features}, but {_held(path)}; "
+            f"{FORM}"
+        )
     truth = checked_labels(path, labels, arrays[labels])
     if len(inputs) != len(truth):
         key = features if inputs.ndim == 2 else images
@@ -73,6 +79,13 @@ def read_arrays(path: Path, wanted: set[str]) -> Arrays:
         ) from fault
 
 
+def _held(path: Path) -> str:
+    """The names of a file's arrays, those of many cut short."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+    return ", ".join(names[:8]) + (", …" if names[8:] else "") if names else "nothing"
+
+
 def check_headers(path: Path, wanted: set[str]) -> list[str]:
     """The wanted keys that are present, raising where one declares what must not be loaded."""
     present = []
@@ -84,7 +97,9 @@ def check_headers(path: Path, wanted: set[str]) -> list[str]:
             with archive.open(member) as stream:
                 shape, dtype = declared(stream)
             if dtype.hasobject:
-                raise DataError(f"{path}: {key} holds Python objects, which are never loaded")
+                raise DataError(
+                    f"{path}: {key} holds Python objects, which are never loaded; store numbers"
+                )
             needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
             if needed > LARGEST_ARRAY or needed > member.file_size:
                 raise DataError(
@@ -138,8 +153,14 @@ def checked_features(path: Path, key: str, features: NDArray[np.generic]) -> NDA
 def checked_labels(path: Path, key: str, labels: NDArray[np.generic]) -> NDArray[np.int64]:
     """The labels as int64, if they are whole numbers from 0 on."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        advice = (
+            "; store np.unique(labels, return_inverse=True)[1], and the words as class_names"
+            if labels.dtype.kind in "US"
+            else ""
+        )
         raise DataError(
-            f"{path}: {key} must be whole numbers [N], but is {labels.dtype} {list(labels.shape)}"
+            f"{path}: {key} must be whole numbers [N], but is {labels.dtype} "
+            f"{list(labels.shape)}{advice}"
         )
     truth = labels.astype(np.int64)
     if len(truth) and truth.min() < 0:

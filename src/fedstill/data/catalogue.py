@@ -191,6 +191,9 @@ def load(
     return found if hold_out is None else held_out(found, hold_out, seed)
 
 
+FILES = (".npz", ".npy", ".csv", ".tsv", ".parquet", ".pkl", ".pt", ".h5", ".zip")  # no names
+
+
 def _fault(value: Any) -> str | None:
     wanted = "a function that gives a Collection or a LabelledSet"
     return None if isinstance(value, Entry) else function_fault(wanted)(value)
@@ -205,6 +208,12 @@ def entry_named(name: str) -> Entry:
     try:
         found = SET_NAMES[name]
     except BadValue as error:
+        if Path(str(name)).suffix in FILES:
+            raise DataError(
+                f"{name} is a file, not the name of a data set; files of yours are the set 'own' "
+                "with the option clients, for each client a folder of images or an .npz file; "
+                "tables and other arrays go through fedstill.split in Python"
+            ) from error
         raise DataError(error.faults[0]) from error
     return found if isinstance(found, Entry) else entry_of(found)
 

@@ -209,7 +209,7 @@ def checked_folder(name: str, data_dir: str | Path | None) -> Path:
     if data_dir is None:
         raise DataError(
             f"{name} is read from files, but data_dir is not set; "
-            f"set data_dir to the folder that holds them; {FORM}"
+            f"set it, or --data-dir on the command line, to the folder that holds them; {FORM}"
         )
     folder = Path(data_dir)
     if not folder.is_dir():

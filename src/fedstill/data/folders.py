@@ -7,7 +7,7 @@ each. Without them, and without test arrays in a file, a fixed stratified part b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedstill.data.images import (
     stratified_split,
 )
 from fedstill.data.optional import optional
-from fedstill.data.sites import Collection, Examples, merged, whole_site
+from fedstill.data.sites import Collection, Examples, Site, merged, whole_site
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits a channel or less
@@ -118,7 +118,10 @@ def own_data(
     """One client per entry of `clients`; classes are the sorted union unless they are given."""
     reading = reading or Reading()
     if not clients:
-        raise DataError("own data needs clients, a table of names and paths, but it is empty")
+        raise DataError(
+            "own data needs the option clients, a table of names and paths, e.g. "
+            '{ north = "north.npz" }, but it is empty'
+        )
     finds = Finds()
     read = {name: labelled(name, Path(path), reading, finds) for name, path in clients.items()}
     finds.check(reading)
@@ -142,7 +145,17 @@ def own_data(
                 std=own_std if std is None else matching_statistics(tuple(std), channels),
             )
         )
-    return Collection("own", tuple(sites), tuple(known), finds.notes(reading))
+    unused = () if class_names else _unused(known, sites)
+    return Collection("own", tuple(sites), tuple(known), (*finds.notes(reading), *unused))
+
+
+def _unused(known: tuple[str, ...], sites: Sequence[Site]) -> tuple[str, ...]:
+    """A note of classes that nobody has, such as 0 where labels were counted from 1."""
+    held = {
+        int(label) for site in sites for part in (site.pool, site.test) for label in part.labels
+    }
+    names = [name for number, name in enumerate(known) if number not in held]
+    return (f"no example has label {', '.join(names)}",) if names else ()
 
 
 def labelled(name: str, path: Path, reading: Reading, finds: Finds) -> Labelled:
