@@ -54,7 +54,9 @@ def test_the_surrogate_says_so(tmp_path):
 
 
 def test_an_unset_or_missing_folder_is_explained(tmp_path):
-    with pytest.raises(DataError, match=r"data_dir is not set; set it, or --data-dir on the command"):
+    with pytest.raises(
+        DataError, match=r"data_dir is not set; set it, or --data-dir on the command"
+    ):
         load("mnist")
     with pytest.raises(DataError, match=r"data_dir must be a folder, but .*nowhere is not one"):
         load("mnist", data_dir=tmp_path / "nowhere")

@@ -162,6 +162,18 @@ def test_an_array_that_must_not_be_written_to_is_copied_for_torch():
         (vectors(4), [0, 1, 0, 1], {"normalise": (0, 0)}, "std above 0"),
         (vectors(4), [0, 1, 0, 1], {"normalise": ((0, 0), 1)}, "each of 3 features, but have 2"),
         (vectors(4), [0, 1, 0, 1], {"partition": 10}, r"such as Dirichlet\(10, 0.5\), but is 10"),
+        (
+            vectors(4),
+            [0, 1, 0, 1],
+            {"partition": "iid"},
+            r"such as Dirichlet\(10, 0.5\), but is 'i",
+        ),
+        (
+            "x.csv",
+            "y.csv",
+            {},
+            "x must hold numbers, but holds <U5; of files, read the numbers first",
+        ),
         (vectors(4), [0, 1, 2, 3], {}, "no class with two, so that none is left to test on"),
         (vectors(4), [0, 1, 0, 1], {"test": (vectors(2, 2), [0, 1])}, "train and test inputs must"),
         (vectors(4), [0, 1, 0, 1], {"test": (vectors(1), ["a"])}, "numbers for all or texts for"),

@@ -16,6 +16,7 @@ import fedstill
 from fedstill import Execution, Experiment, FedAvg, Local, Population
 from fedstill.core import Node, Scored
 from fedstill.core.errors import BadValue, RunFolderError
+from fedstill.federation.experiment import SUCH
 from small_recipes import contents, last_weights, metrics, write_recipe
 from small_recipes import fedstill as command
 
@@ -253,6 +254,39 @@ def test_what_does_not_fit_is_refused_when_the_experiment_is_made() -> None:
     mixed = Population(people.data, Net, networks={people.clients[0]: fedstill.MLP})  # type: ignore[arg-type]
     with pytest.raises(BadValue, match="networks: FedAvg averages one network"):
         Experiment(FedAvg(), mixed)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("sampling", 0.5, r"^sampling = 0.5: must be Sampler, such as Sample\(share=0.1\)$"),
+        ("topology", "ring", r"^topology = 'ring': must be Topology, such as Ring\(2\)$"),
+        ("privacy", 4, r"^privacy = 4: must be Privacy, such as Privacy\(epsilon=4\)$"),
+        ("clock", 4, r"^clock = 4: must be Clock, such as Clock\(speed=1e9, up=1e6\)$"),
+        ("channels", ["half"], r"^channels\[0\]: 'half' is not a Channel, such as Half\(\);"),
+        (
+            "metrics",
+            "accuracy",
+            r"^metrics must be a list, such as \['accuracy'\], not 'accuracy'$",
+        ),
+    ],
+)
+def test_a_word_or_number_in_place_of_an_object_is_told_what_to_write(
+    field: str, value: Any, says: str
+) -> None:
+    with pytest.raises(BadValue, match=says):
+        Experiment(FedAvg(), population(), **{field: value})
+
+
+def test_the_examples_of_such_messages_can_be_made() -> None:
+    for text in SUCH.values():
+        name, _, _ = text.partition("(")
+        assert eval(text, {name: getattr(fedstill, name)})
+
+
+def test_arrays_in_place_of_data_are_told_of_split() -> None:
+    with pytest.raises(BadValue, match=r"^data must be what fedstill.split.* not a tuple$"):
+        Population((np.zeros((4, 2)), [0, 1, 0, 1]), Net)  # type: ignore[arg-type]
 
 
 def test_a_run_of_no_rounds_is_refused_as_a_recipe_is(tmp_path: Path) -> None:

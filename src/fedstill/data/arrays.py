@@ -83,7 +83,8 @@ def as_inputs(name: str, x: Array, channels: Channels | None) -> tuple[Inputs, t
     if channels not in (None, "first", "last"):
         raise DataError(f"channels must be 'first', 'last' or left out, but is {channels!r}")
     if x.dtype.kind not in "buif":
-        raise DataError(f"{name} must hold numbers, but holds {x.dtype}")
+        advice = "; of files, read the numbers first" if x.dtype.kind in "US" else ""
+        raise DataError(f"{name} must hold numbers, but holds {x.dtype}{advice}")
     if not x.size:
         raise DataError(f"{name} is empty, {list(x.shape)}; at least one example is needed")
     if x.ndim == 2:

@@ -82,7 +82,7 @@ def divided(
         return Collection(whole.name, (site,), whole.class_names, whole.notes)
     if isinstance(partition, Mapping):
         partition = described(partition)
-    if not callable(getattr(partition, "split", None)):
+    if isinstance(partition, str) or not callable(getattr(partition, "split", None)):
         raise DataError(
             f"partition must be a partition such as Dirichlet(10, 0.5), but is {partition!r}; "
             f"known: {', '.join(sorted(kind.__name__ for kind in PARTITIONS.values()))}"

@@ -25,6 +25,12 @@ from fedstill.metrics import ALWAYS, Metric, chosen
 from fedstill.privacy.privacy import Privacy
 
 BadMessages = Literal["stop", "leave_out"]
+SUCH = {  # what may stand in a field, for whoever wrote something else
+    "topology": "Ring(2)",
+    "sampling": "Sample(share=0.1)",
+    "privacy": "Privacy(epsilon=4)",
+    "clock": "Clock(speed=1e9, up=1e6)",
+}
 CROSSED = 30  # clients, up to which `auto` scores every model on every test set
 
 
@@ -64,7 +70,7 @@ class Experiment:
             raise BadValue(
                 f"population must be a Population, not a {kind}; write Population(data, network)"
             )
-        wrong = ranges.faults(self) or [*self._misfits()]
+        wrong = [*map(_with_example, ranges.faults(self))] or [*self._misfits()]
         chosen(self.metrics)
         if wrong:
             raise BadValue(wrong)
@@ -154,8 +160,8 @@ class Experiment:
         for place, channel in enumerate(self.channels):
             if not isinstance(channel, Channel):
                 yield (
-                    f"channels[{place}]: {channel!r} is not a Channel; derive it from "
-                    "fedstill.channels.Channel or TensorChannel"
+                    f"channels[{place}]: {channel!r} is not a Channel, such as Half(); derive one "
+                    "of your own from fedstill.channels.Channel or TensorChannel"
                 )
             elif isinstance(channel, TensorChannel):
                 strange = [field for field in channel.leave if field not in sent]
@@ -173,6 +179,12 @@ def speaks_to_peers(method: Method) -> bool:
         for steps in parts
         for earlier, later in pairwise(steps)
     )
+
+
+def _with_example(fault: str) -> str:
+    """A fault, with what may stand in a field that holds an object."""
+    name = fault.partition(" = ")[0]
+    return f"{fault}, such as {SUCH[name]}" if name in SUCH else fault
 
 
 def _no_method(given: object) -> str:

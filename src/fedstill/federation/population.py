@@ -65,6 +65,11 @@ class Population:
         server: Networked | None = None,
         public: Unlabelled | None = None,
     ):
+        if not isinstance(data, Collection):
+            raise BadValue(
+                f"data must be what fedstill.split(x, y, partition=…), clients or load gives, not "
+                f"a {type(data).__name__}"
+            )
         self.data = data
         self.device = torch.device("cpu")
         self.unlabelled = public

@@ -29,6 +29,8 @@ METRIC_NAMES: Names[Metric] = Names(
 
 def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
     """Metrics by name, accuracy and loss before the others; a function has its own name."""
+    if isinstance(metrics, str) or callable(metrics):
+        raise BadValue(f"metrics must be a list, such as ['accuracy'], not {metrics!r}")
     found = {name: METRICS[name] for name in ALWAYS}
     for metric in metrics:
         name = name_of(metric)
