@@ -283,6 +283,15 @@ def test_curves_are_printed_with_what_was_sent_and_drawn(two_methods, tmp_path):
     assert (tmp_path / "curves.png").exists()
 
 
+def test_every_part_of_a_divided_table_of_curves_says_of_which_round_it_is(
+    two_methods, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    heads = [line.split() for line in fedstill("curves", two_methods).out.splitlines()]
+    heads = [words for words in heads if words[:1] == ["method"]]
+    assert len(heads) > 1 and all(words[1] == "round" for words in heads)
+
+
 def test_networks_are_named_by_what_tells_them_apart(tmp_path):
     recipe = write_recipe(
         tmp_path, models={"cycle": [{"hidden": [4]}, {}]}, method={"name": "local"}

@@ -79,9 +79,9 @@ def print_as(
         console().print(as_rich())
 
 
-def print_rows(rows: Sequence[Row], form: Form) -> None:
-    """Rows that all have the same keys, which are the names of the columns."""
-    print_as(form, lambda: rows, lambda: markdown(rows), lambda: table(rows))
+def print_rows(rows: Sequence[Row], form: Form, names: int = 1) -> None:
+    """Rows that all have the same keys, which are the names of the columns; `names` name a row."""
+    print_as(form, lambda: rows, lambda: markdown(rows), lambda: table(rows, names=names))
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -91,24 +91,25 @@ def markdown(rows: Sequence[Row]) -> str:
     return markdown_table(_layout(rows))
 
 
-def table(rows: Sequence[Row], title: str = "") -> RenderableType:
+def table(rows: Sequence[Row], title: str = "", names: int = 1) -> RenderableType:
     """A table for a terminal, or several where one is too wide; nothing is cut off.
 
-    Only the last column is ever broken into lines. Each of several begins with the first column.
+    Only the last column is ever broken into lines. Each of several begins with the first columns,
+    as many as name a row.
     """
     from fedstill.report.layout import Fitting
 
-    return Fitting(title, _layout(rows))
+    return Fitting(title, _layout(rows, names))
 
 
-def _layout(rows: Sequence[Row]) -> Layout:
+def _layout(rows: Sequence[Row], names: int = 1) -> Layout:
     """The rows as cells; whole numbers are set to the right."""
     from fedstill.report.layout import Layout
 
     head = list(rows[0])
     body = [[_cell(row[name]) for name in head] for row in rows]
     numbers = [place for place, name in enumerate(head) if isinstance(rows[0][name], int)]
-    return Layout(head, body, numbers=numbers, sentences=True)
+    return Layout(head, body, numbers=numbers, sentences=True, names=names)
 
 
 def _cell(value: Any) -> str:

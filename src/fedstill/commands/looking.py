@@ -208,7 +208,7 @@ def curves(
     names = list(dict.fromkeys(of or ()))
     people = form is not Form.json
     table = logged_rows(runs, names, short=people) if names else rows(runs, percent=people)
-    listings.print_rows(table, form)
+    listings.print_rows(table, form, names=2)  # method and round
     if picture is not None:
         from fedstill.report import canvas, plots
 

@@ -22,7 +22,7 @@ WIDEST = 60  # of a column that is kept on one line
 
 @dataclass(frozen=True)
 class Layout:
-    """A table's cells; the first column names the row."""
+    """A table's cells; the first column, or several, name the row."""
 
     head: list[str]
     body: list[list[str]]
@@ -30,6 +30,7 @@ class Layout:
     numbers: Collection[int] | None = None  # columns set to the right; None: all but the first
     best: Collection[tuple[int, int]] = ()  # row and column of the best values
     sentences: bool = False  # the last column may be broken into lines, no other is
+    names: int = 1  # columns that name a row, and begin each part of a table that was divided
 
     def is_number(self, column: int) -> bool:
         """Whether a column is set to the right."""
@@ -45,7 +46,7 @@ class Fitting:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns: list[int] = []
         title = self.title
-        for number in range(1, len(self.layout.head)):
+        for number in range(self.layout.names, len(self.layout.head)):
             wider = [*columns, number]
             if columns and self._width(console, options, title, wider) > options.max_width:
                 yield self._table(title, columns)
@@ -80,7 +81,8 @@ class Fitting:
             padding=(0, 1, 0, 0),
         )
         sentences = len(self.layout.head) - 1 if self.layout.sentences else None
-        for number in (0, *columns):
+        shown = (*range(self.layout.names), *columns)
+        for number in shown:
             head = self.layout.head[number]
             if sentences is None:
                 head = fill(head, 12, break_long_words=False)
@@ -91,7 +93,7 @@ class Fitting:
         for row in self.layout.body:
             reported = row[0].startswith(REPORTED)
             if not reported or any(row[number] for number in columns):
-                cells = (Text(row[number]) for number in (0, *columns))
+                cells = (Text(row[number]) for number in shown)
                 table.add_row(*cells, style="dim" if reported else "")
         return table
 
