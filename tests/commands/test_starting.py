@@ -42,6 +42,10 @@ def test_without_options_or_a_terminal_there_are_two_methods_on_embedded_data(tm
     recipes = config.checked(config.read_recipe(tmp_path / "mine.toml"))
     assert [recipe.label for recipe in recipes] == ["fedavg", "feddm"]
     assert recipes[0].run.name == "mine" and recipes[0].data.name == "digits5"
+    text = (tmp_path / "mine.toml").read_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert '\n\n[[method]]\nname = "feddm"\n# by default: per_class = 10,' in text
+    assert "#   fedstill compare runs/mine             what came of it\n" in text
 
 
 def test_a_recipe_that_is_there_is_not_written_over(tmp_path):

@@ -136,6 +136,7 @@ def test_a_table_without_a_name_changes_the_base_of_the_preset():
         ("fedavgg", "method.base.name: unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ("local", "method: base = Local: its server keeps no model that could be taught"),
         ({"lrr": 1}, "method.base.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+        ({"nam": 1}, "method.base.nam: unknown key 'nam'; did you mean 'name'?"),
         ({"name": "fedprox", "mu": -1}, "method.base.mu = -1.0: must be at least 0"),
         ({"label": "x"}, "method.base.label: unknown key 'label'"),
         (3, "method.base must be the name of a method or its table, not 3"),

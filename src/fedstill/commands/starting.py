@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-HEAD = """\
-# A recipe for fedstill. Change what you like, then:
-#   fedstill data {file}                        how the data are split
-#   fedstill run {file} --quick                 a small variant, to see that it runs
-#   fedstill run {file} --seeds 0 1 2           every method, three seeds
-#   fedstill compare runs/{name}                what came of it
-"""
+NEXT = {
+    "fedstill data {file}": "how the data are split",
+    "fedstill run {file} --quick": "a small variant, to see that it runs",
+    "fedstill run {file} --seeds 0 1 2": "every method, three seeds",
+    "fedstill compare runs/{name}": "what came of it",
+}
 
 
 def init(
@@ -106,8 +105,8 @@ def written(path: Path, given: dict[str, Any]) -> str:
         "models": {"name": given["model"] or "convnet"},
     }
     methods = given["method"] or ["fedavg", "feddm"]
-    text = HEAD.format(file=path.name, name=name) + "\n" + toml_text(tables)
-    text += "".join(f"\n{line}" for each in methods for line in _method(each))
+    text = _head(path.name, name) + "\n" + toml_text(tables)
+    text += "".join(map(_method, methods))
     text += '\n[quick]\n"run.rounds" = 1\n"method.preset" = "small"\n'
     config.checked(tomllib.loads(text))
     return text
@@ -139,7 +138,15 @@ def _recipes() -> Iterator[tuple[str, Path]]:
     yield from sorted(seen.items())
 
 
-def _method(name: str) -> Iterator[str]:
+def _head(file: str, name: str) -> str:
+    """What to do with a recipe, as comments."""
+    commands = {command.format(file=file, name=name): what for command, what in NEXT.items()}
+    widest = max(map(len, commands))
+    lines = (f"#   {command:{widest}}   {what}\n" for command, what in commands.items())
+    return "# A recipe for fedstill. Change what you like, then:\n" + "".join(lines)
+
+
+def _method(name: str) -> str:
     """A method's table, with its values as they stand otherwise."""
     from dataclasses import fields
 
@@ -154,9 +161,10 @@ def _method(name: str) -> Iterator[str]:
         f"{f.name} = {json.dumps(f.default)}" for f in fields(METHOD_NAMES[name])
         if f.init and isinstance(f.default, plain)
     ]  # fmt: skip
-    yield "[[method]]\n"
-    yield f'name = "{name}"\n'
-    yield f"# values stand as in: {', '.join(values[:4])}; fedstill show {name} has them all\n"
+    return (
+        f'\n[[method]]\nname = "{name}"\n# by default: {", ".join(values[:3])}\n'
+        f"# all values of the method: fedstill show {name}\n"
+    )
 
 
 def _write_new(path: Path, text: str) -> None:

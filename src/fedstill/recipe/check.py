@@ -16,7 +16,7 @@ from fedstill.federation.topology import TOPOLOGIES
 from fedstill.methods import METHOD_NAMES
 from fedstill.metrics import METRIC_NAMES
 from fedstill.privacy.privacy import Privacy
-from fedstill.recipe.changes import label_of
+from fedstill.recipe.changes import METHOD_KEYS, label_of
 from fedstill.recipe.clock import read_clock
 from fedstill.recipe.data import read_data
 from fedstill.recipe.fields import read_table, read_values
@@ -181,7 +181,7 @@ def _read_method(table: Any, where: str, virtual: Table | None, faults: list[str
         faults.append(f"{where}.name: {wrong}")
         return None
     kind = METHOD_NAMES[name]
-    given = {k: v for k, v in table.items() if k not in ("name", "label", "preset")}
+    given = {k: v for k, v in table.items() if k not in METHOD_KEYS}
     standing: Mapping[str, Any] = {}
     if "preset" in table:
         if not _among(table["preset"], kind.presets):
@@ -198,7 +198,9 @@ def _read_method(table: Any, where: str, virtual: Table | None, faults: list[str
             there = standing.get(field_of.name, field_of.default)
             inner = f"{where}.{field_of.name}"
             given[field_of.name] = _read_inner(given[field_of.name], there, inner, faults)
-    method = read_values(kind, given, where, faults) if len(faults) == before else None
+    if len(faults) > before:
+        return None
+    method = read_values(kind, given, where, faults, METHOD_KEYS)
     return Named(method, name, str(label)) if method is not None else None
 
 

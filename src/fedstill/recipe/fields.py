@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -13,15 +13,21 @@ from fedstill.core.errors import BadValue, DataError, unknown
 T = TypeVar("T")
 
 
-def read_table(kind: type[T], table: Any, where: str, faults: list[str]) -> T | None:
-    """A dataclass from a table; what is wrong is added to `faults`."""
+def read_table(
+    kind: type[T], table: Any, where: str, faults: list[str], beside: Collection[str] = ()
+) -> T | None:
+    """A dataclass from a table; what is wrong is added to `faults`.
+
+    Keys `beside` are read elsewhere, and known to whoever misspelt one.
+    """
     if not isinstance(table, Mapping):
         faults.append(f"{where} must be a table, not {table!r}")
         return None
     named = ranges.hints(kind)
     own = {f.name: f for f in fields(kind) if f.init and f.metadata.get("key", True)}  # type: ignore[arg-type]
     before = len(faults)
-    faults += [f"{where}.{key}: " + unknown("key", key, own) for key in table if key not in own]
+    known = {*own, *beside}
+    faults += [f"{where}.{key}: " + unknown("key", key, known) for key in table if key not in own]
     given = {key: as_hinted(value, named[key]) for key, value in table.items() if key in own}
     for key, value in given.items():
         wrong = ranges.fault(f"{where}.{key}", value, named[key])
@@ -34,10 +40,12 @@ def read_table(kind: type[T], table: Any, where: str, faults: list[str]) -> T | 
     return kind(**given) if len(faults) == before else None
 
 
-def read_values(kind: type[T], table: Any, where: str, faults: list[str]) -> T | None:
+def read_values(
+    kind: type[T], table: Any, where: str, faults: list[str], beside: Collection[str] = ()
+) -> T | None:
     """As `read_table`; also what is wrong with the values together is added to `faults`."""
     try:
-        return read_table(kind, table, where, faults)
+        return read_table(kind, table, where, faults, beside)
     except BadValue as error:
         faults += [f"{where}: {line.split(': ', 1)[-1]}" for line in error.faults]
     except DataError as error:
