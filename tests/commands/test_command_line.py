@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import fedstill as package
 from fedstill.core.errors import BadValue
 from fedstill.report import canvas
 from small_recipes import fedstill, write_recipe
@@ -18,7 +19,20 @@ from small_recipes import fedstill, write_recipe
 
 def test_the_version_is_printed() -> None:
     said = fedstill("--version")
-    assert (said.code, said.out) == (0, f"fedstill {version('fedstill')}\n")
+    assert (said.code, said.out) == (0, f"fedstill {package.__version__}\n")
+
+
+def test_a_version_that_nobody_installed_is_nought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where fedstill is run from its source."""
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.delitem(vars(package), "__version__", raising=False)
+    said = fedstill("--version")
+    monkeypatch.delitem(vars(package), "__version__", raising=False)
+    assert (said.code, said.out) == (0, "fedstill 0\n")
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("data",)])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from traceback import format_exception
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+import fedstill
 from fedstill.commands import (
     auditing,
     budget,
@@ -69,7 +69,7 @@ for name, group in deploying.GROUPS.items():
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fedstill {version('fedstill')}")
+        typer.echo(f"fedstill {fedstill.__version__}")
         raise typer.Exit
 
 
