@@ -141,6 +141,10 @@ def operations(name: str, sizes: Sizes, device: torch.device) -> float:
     counted: list[float] = []
 
     class Counted(Rehearsal):
+        def __init__(self, *given: Any):
+            super().__init__(*given)
+            self.population = crowd  # whose networks see whole batches
+
         def play(self, *given: Any) -> Any:
             outcomes = super().play(*given)
             counted.append(sum(got.work.operations for got in outcomes.values() if got.work))

@@ -16,6 +16,7 @@ import own_code
 import profiles
 import same_weights
 from fedstill.commands.bench_work import BENCHMARKS
+from fedstill.models import Conv4
 from systems import beside, foreign, pfllib
 from work import Work, load, write_split
 
@@ -125,6 +126,20 @@ def test_a_floor_counts_every_loop_of_a_round():
     counted = profiles.operations("average", sizes, device)
     assert counted > 0 and profiles.operations("average", twice, device) == 2 * counted
     assert profiles.floor("average", sizes, device).memory is None
+
+
+def test_a_floor_counts_all_examples_of_a_batch(monkeypatch):
+    """Networks of a rehearsal look at one example; those that are counted must not."""
+    seen, whole = [], Conv4._stages
+
+    def noted(model, weights, x, **options):
+        seen.append(len(x))
+        return whole(model, weights, x, **options)
+
+    monkeypatch.setattr(Conv4, "_stages", noted)
+    sizes = BENCHMARKS["lessons"].small
+    assert profiles.operations("lessons", sizes, torch.device("cpu")) > 0
+    assert max(seen) >= sizes.batch > 1
 
 
 def test_where_nothing_is_drawn_a_round_is_one_step_along_the_mean_gradient(tmp_path):

@@ -112,3 +112,11 @@ def test_own_numbers_stand_beside_one_client_after_another(tmp_path):
     (tmp_path / "local-step.json").write_text(json.dumps(found))
     made = page.own_numbers(tmp_path)
     assert "| batched | 4 | 2 | 2 – 2 | 4.0 × | 1.5 | 2 |" in made
+
+
+def test_seeds_beside_other_work_count_for_accuracy_alone():
+    few = system("ours", [0.80, 0.80])
+    assert "~~" in page.side_by_side(table(PLAIN, few))
+    made = page.side_by_side(table(PLAIN, {**few, "more_seeds": [0.95, 0.96, 0.97, 0.96]}))
+    assert "~~" not in made and "90.67 ± 8.29, 6 seeds" in made
+    assert page.milliseconds({"parts": 1}, few) == [1000.0, 3000.0] * 2
