@@ -28,6 +28,7 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in TABLES:
         text = filled(text, name, side_by_side(read(RESULTS / f"{name}.json")))
+    text = filled(text, "aims", aims(read(RESULTS / "aims.json")))
     text = filled(text, "bench", own_numbers(RESULTS / "bench"))
     text = filled(text, "profile", profiles(read(RESULTS / "profile.json")))
     text = filled(text, "two_cores", two_cores(read(RESULTS / "two_cores.json")))
@@ -73,6 +74,33 @@ def side_by_side(found: Table | None) -> str:
         lines = [line(row, system, baseline, noise) for system in row["systems"]]
         parts.append(f"**{row['label']}**; ms for {row['unit']}\n\n{markdown(lines)}")
     return "\n\n".join(parts)
+
+
+def aims(found: Table | None) -> str:
+    """What is aimed at on a GPU, and how far it is."""
+    if found is None:
+        return "Not measured yet."
+    at = found["machine"]
+    what = at["gpu"]["name"] if at["gpu"] else at["cpu"]
+    said = f"Measured {found['when']} on {what}, torch {at['torch']}, in one run; medians of "
+    said += f"at least {found['repeat']} repetitions."
+    lines = []
+    for row in found["rows"]:
+        if row["failed"]:
+            lines.append({"work": row["work"], "median": f"failed: {row['failed']}"})
+            continue
+        times = row["milliseconds"]
+        own, aim = row.get("times", times["median"]), row["gain"] or row["most"]
+        unit = "times" if row["gain"] else "ms"
+        reached = own >= aim if row["gain"] else own <= aim
+        lines.append({
+            "work": row["work"], "how": row["case"],
+            "median": f"{number(times['median'])} ms" + (f", {own:.1f} times" * bool(row["gain"])),
+            "from – to, ms": f"{number(times['lowest'])} – {number(times['highest'])}",
+            "aimed at": f"{number(aim)} {unit}",
+            "reached": "yes" if reached else f"no, {own / aim:.2f} of it",
+        })  # fmt: skip
+    return f"{said}\n\n{markdown(lines)}"
 
 
 def populations(found: Table | None) -> str:

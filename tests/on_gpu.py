@@ -2,7 +2,8 @@
 
 Left out are tests that say nothing about a device and take long: recipes, examples, sites and
 deployments, which `make test` runs on any machine. Names of failed tests come first; the last line
-has the commit, the device and the counts, as docs/benchmarks.md cites it.
+has the commit, the device and the counts, as docs/benchmarks.md cites it. With a limit of time what
+was counted by then is told.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,28 +26,38 @@ FAILED = re.compile(r"^(FAILED|ERROR) ")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
+    parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="stop after these")
     parser.add_argument("--without-gpu", action="store_true", help="to see that it works")
     parser.add_argument("tests", nargs="*", help="paths; all by default")
     options = parser.parse_args()
     device = gpu()
     if device is None and not options.without_gpu:
         sys.exit("no CUDA device is here; make test runs everything that needs none")
-    done = subprocess.run(
-        command(options.tests, options.workers),
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
+    lines, code, stopped = played(command(options.tests, options.workers), options.limit)
     print("\n".join(line for line in lines if FAILED.match(line)), end="\n" * any_failed(lines))
-    print(summary(lines, commit(), device or "no GPU"))
-    sys.exit(done.returncode)
+    print(summary(lines, commit(), device or "no GPU") + ", stopped then" * stopped)
+    sys.exit(code)
+
+
+def played(words: Sequence[str], limit: float | None) -> tuple[list[str], int, bool]:
+    """What the tests print, their exit code, and whether they were stopped at the limit."""
+    added = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    tests = subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(added), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        return tests.communicate(timeout=limit)[0].splitlines(), tests.returncode, False
+    except subprocess.TimeoutExpired:
+        tests.send_signal(signal.SIGINT)  # it then counts what has ended
+        return tests.communicate()[0].splitlines(), tests.returncode, True
 
 
 def command(tests: Sequence[str], workers: int) -> list[str]:
     """How pytest is called."""
     left_out = [f"--ignore=tests/{name}" for name in LEFT_OUT]
-    several = ["-n", str(workers)] if workers > 1 else []
+    several = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
     return [
         sys.executable, "-m", "pytest", "--tb=no", *OFF, *several, *left_out,
         *(tests or ["tests"]),

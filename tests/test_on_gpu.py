@@ -40,3 +40,15 @@ def test_it_ends_with_its_line_and_with_the_code_of_the_tests(
     failed, line = capsys.readouterr().out.strip().splitlines()
     assert end.value.code == 1 and "test_two.py::test_broken" in failed
     assert line.startswith("GPU tests at ") and "1 failed, 1 passed in " in line
+
+
+def test_at_its_limit_it_tells_what_was_counted_by_then() -> None:
+    """Here a program that ends as pytest does when it is interrupted."""
+    program = "\n".join([
+        "import time",
+        "try: time.sleep(60)",
+        "except KeyboardInterrupt: print('1 passed in 3s'); exit(2)",
+    ])  # fmt: skip
+    lines, code, stopped = on_gpu.played([sys.executable, "-c", program], limit=3)
+    assert (lines, code, stopped) == (["1 passed in 3s"], 2, True)
+    assert on_gpu.played([sys.executable, "-c", "print(1)"], limit=60) == (["1"], 0, False)
