@@ -121,3 +121,11 @@ def test_a_warning_of_ours_is_a_sentence_without_a_place_in_our_code(tmp_path: P
     assert done.returncode == 0, done.stderr
     told = "fedstill: warning: Detached.objective gave a loss that does not depend on what is"
     assert [line.startswith(told) for line in done.stderr.splitlines()] == [True]
+
+
+def test_show_tells_where_recipes_and_their_values_belong() -> None:
+    said = fedstill("show", "recipes/feddm/mnist.toml")
+    assert said.code == 2 and "fedstill data recipes/feddm/mnist.toml" in said.err
+    assert "method.per_class=20" in fedstill("show", "feddm", "--per-class", 20).err
+    strange = fedstill("show", "feddm", "--data-dir", "x")
+    assert strange.code == 2 and "No such option" in strange.err

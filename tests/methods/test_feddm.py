@@ -13,9 +13,11 @@ from fedstill.core import Data, Inbox, Node, Weights, algebra
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.federation.population import Party
+from fedstill.methods import feddm
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.feddm import Down, FedDM, Global, Up
 from fedstill.parts import balls
+from fedstill.testing import check
 from worlds import CLASSES, World, as_bytes, engine_for, examples, pictures, played
 
 PLAIN: dict[str, Any] = {
@@ -130,6 +132,66 @@ def test_sending_everything_and_one_step_is_centralised_training() -> None:
     pooled, _ = played(Centralised(lr=0.3, batch_size=1000), world, rounds=3)
     for name, reached in sets.states[SERVER].weights.items():
         assert torch.allclose(reached, pooled.states[SERVER].weights[name], atol=1e-5)
+
+
+# Replay
+
+
+def test_the_server_replays_the_sets_of_the_latest_rounds() -> None:
+    world = pictures()
+    method = FedDM(**PLAIN, upload="real", per_class=2, replay=2)
+    engine, _ = played(method, world, rounds=4)
+    kept = engine.states[SERVER].past
+    for sets, round in zip(kept, (4, 3), strict=True):
+        ups = [sent(method, world, client, round) for client in world.clients]
+        assert torch.equal(sets.images, torch.cat([up.images for up in ups]))
+        assert torch.equal(sets.labels, torch.cat([up.labels for up in ups]))
+        assert sets.counts is None
+    engine, _ = played(FedDM(**PLAIN), world, rounds=2)
+    assert engine.states[SERVER].past == ()
+
+
+def test_with_replay_the_server_walks_down_the_loss_on_all_of_it() -> None:
+    world = pictures()
+    method = FedDM(**PLAIN, upload="real", per_class=2, replay=1, radius=100.0, server_lr=0.3)
+    first, _ = played(method, world, rounds=1)
+    second, _ = played(method, world, rounds=2)
+    ups = [sent(method, world, client, round) for round in (2, 1) for client in world.clients]
+    x, y = torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups])
+    start, model = first.states[SERVER].weights, world.server_model
+    grad = torch.func.grad(lambda w: cross_entropy(model(w, x), y))(start)
+    for name, reached in second.states[SERVER].weights.items():
+        assert torch.allclose(reached, start[name] - 0.3 * grad[name], atol=1e-6)
+
+
+def test_with_replay_the_server_takes_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    plain = feddm.training_batches
+
+    def noted(*given: Any, **options: Any) -> Any:
+        batches = plain(*given, **options)
+        steps.append(len(batches))
+        return batches
+
+    monkeypatch.setattr(feddm, "training_batches", noted)
+    values = {**PLAIN, "upload": "real", "per_class": 2, "server_epochs": 12, "server_batch": 4}
+    for replay in (0, 2):
+        played(FedDM(**values, replay=replay), pictures(), rounds=3)
+    assert steps[0] == steps[1] == steps[2] == steps[3]
+    assert all(abs(more - steps[0]) <= 4 for more in steps[4:])  # epochs are whole
+
+
+def test_counts_are_replayed_too() -> None:
+    world = pictures()
+    method = FedDM(**PLAIN, per_class=2, steps=1, client_weight="examples", replay=1)
+    engine, _ = played(method, world, rounds=2)
+    (sets,) = engine.states[SERVER].past
+    ups = [sent(method, world, client, 2) for client in world.clients]
+    assert torch.equal(sets.counts, torch.cat([up.counts for up in ups if up.counts is not None]))
+
+
+def test_with_replay_the_contract_is_kept() -> None:
+    assert check(FedDM(**{**FedDM.presets["small"], "replay": 1}), raising=False).broken == []
 
 
 # What is sent

@@ -141,7 +141,8 @@ def check_options(arguments: Sequence[str]) -> None:
         from fedstill.recipe.read import table_of
 
         key = option.removeprefix("--").replace("-", "_")
-        if table := table_of(key):
+        table = table_of(key)
+        if table and (name != "show" or table == "method"):  # a method is shown without a recipe
             follows = arguments[place + 1 : place + 2]
             value = value or next(iter(follows), "…")
             raise RecipeError(

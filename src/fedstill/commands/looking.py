@@ -61,7 +61,13 @@ def show(
     """Show a method: plan, what is remembered, what travels, floats a round."""
     from fedstill import recipe as config
     from fedstill.commands import show as shows
+    from fedstill.core.errors import RecipeError
 
+    if method.endswith(".toml"):
+        raise RecipeError(
+            f"{method} is a recipe, and show is for a method, e.g. fedstill show feddm; how a "
+            f"recipe splits its data: fedstill data {method}"
+        )
     own = [text if text.startswith("method.") else f"method.{text}" for text in overrides or []]
     data = {"name": "digits5", "public": {"name": "digits5"}}  # neither is loaded
     tables = {"method": {"name": method}, "models": {"name": model}, "data": data}

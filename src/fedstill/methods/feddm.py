@@ -50,10 +50,19 @@ from fedstill.parts.synthetic_sets import (
 )
 
 
+class Sets(State):
+    """What clients sent in one round, all together."""
+
+    images: Tensor  # [image, ...]
+    labels: Tensor  # [image]
+    counts: Tensor | None  # [image], examples that an image stands for
+
+
 class Global(State):
     """What the server remembers."""
 
     weights: Weights
+    past: tuple[Sets, ...] = ()  # of the latest rounds, where they are replayed
 
 
 class Own(State):
@@ -117,6 +126,7 @@ class FedDM(Method):
     server_weight_decay: NonNegative = 5e-4
     server_epochs: Count = 500
     server_batch: Count = 256
+    replay: Whole = 0  # earlier rounds whose sets the server trains on too; in as many steps
     server_fall: Schedule = "cosine"  # of the server's rate, in each round
     server_augmentation: str = augment.DEFAULT
     server_operations: augment.Mode = "single"  # of the augmentation, in each batch
@@ -177,11 +187,13 @@ class FedDM(Method):
     async def train(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Train on the union of the sets, never leaving the ball around the weights sent."""
         centre, how = server.state.weights, Aggregation(self.aggregation, self.byzantine)
-        ups = list(believed_sets(inbox, server.model, centre, how).values())
-        union = Data.of(torch.cat([up.images for up in ups]), torch.cat([up.labels for up in ups]))
-        weight = image_weights(ups)
+        fresh = together(list(believed_sets(inbox, server.model, centre, how).values()))
+        sets = [fresh, *server.state.past]
+        union = Data.of(torch.cat([each.images for each in sets]),
+                        torch.cat([each.labels for each in sets]))  # fmt: skip
+        epochs = max(1, round(self.server_epochs * len(fresh.labels) / len(union)))
         batches = training_batches(
-            server, union, weight, self.server_batch, self.server_epochs,
+            server, union, image_weights(sets), self.server_batch, epochs,
             self.server_augmentation, mode=self.server_operations,
         )  # fmt: skip
         sgd = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
@@ -190,7 +202,7 @@ class FedDM(Method):
             self.objective, server.model, centre, batches, optimizer,
             project=self.projected, centre=centre,
         )  # fmt: skip
-        server.state = Global(weights)
+        server.state = Global(weights, tuple(sets[: self.replay]))
 
     def objective(self, model: Model, weights: Weights, batch: Labelled, centre: Weights) -> Tensor:
         """Cross-entropy on augmented synthetic images."""
@@ -205,3 +217,13 @@ class FedDM(Method):
     def matching(self) -> Matching:
         return Matching(self.steps, self.pixel_lr, self.pixel_momentum, self.real_batch,
                         self.augmentation, self.outputs)  # fmt: skip
+
+
+def together(sent: Sequence[Up]) -> Sets:
+    """The images of some clients one after the other."""
+    counts = [up.counts for up in sent if up.counts is not None]
+    return Sets(
+        torch.cat([up.images for up in sent]),
+        torch.cat([up.labels for up in sent]),
+        torch.cat(counts) if counts else None,
+    )
