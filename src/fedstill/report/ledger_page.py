@@ -21,19 +21,19 @@ WORDS: dict[Verdict, str] = {
 }
 
 
+PURPOSE = "Numbers that papers print, in per cent, beside those of our runs of their recipes."
 MEANING = (
-    "Numbers that papers print, beside those of our runs of the recipe that is to reproduce them. "
-    "Made by `fedstill ledger --write docs/ledger.md` from `docs/ledger`: printed numbers in "
-    "`papers`, summaries of runs in `runs`. In per cent. *Within*: two points or the paper's "
-    "spread. Where a number is further away, it is said whether the cause was *found*, possible "
-    "causes were *excluded*, or the matter is *open*. *Other data*: what was scored is not what "
-    "the paper scored, so nothing follows.",
+    "*Within*: two points or the paper's spread. Where a number is further away, it is said "
+    "whether the cause was *found*, possible causes were *excluded*, or the matter is *open*. "
+    "*Other data*: what was scored is not what the paper scored, so nothing follows.",
     "A claim is judged by the differences of runs with equal seeds: *confirmed* or *refuted* where "
     "the 95 % interval of their mean (Student's) lies on one side of zero, else *undecided*; "
     "*smaller* where it lies above zero and wholly below the printed gain, *smaller or none* where "
     "it holds zero and lies wholly below the printed gain; with one seed always undecided. Runs "
     "that were cut long before the paper's last round count for claims alone, and what was changed "
     "is said beside them: what they say, they say of the rounds that were played.",
+    "Made by `fedstill ledger --write docs/ledger.md` from `docs/ledger`: printed numbers in "
+    "`papers`, summaries of runs in `runs`.",
 )
 
 
@@ -69,7 +69,8 @@ def counted(ledger: Ledger) -> list[str]:
 def page(ledger: Ledger) -> str:
     """The whole ledger as Markdown."""
     said = [fill(f"- {line}", WIDTH, subsequent_indent="  ") for line in counted(ledger)]
-    parts = ["# Ledger", *(fill(words, WIDTH) for words in MEANING), "\n".join(said)]
+    meaning = [fill(words, WIDTH) for words in MEANING]
+    parts = ["# Ledger", fill(PURPOSE, WIDTH), "\n".join(said), *meaning]
     for name, layout in layouts(ledger):
         parts += markdown(name, layout)
     return "\n\n".join(parts).replace("\n### ", "\n## ") + "\n"
