@@ -11,6 +11,7 @@ from fedstill.core.data import Data
 from fedstill.core.errors import ProtocolError, SealedData
 from fedstill.core.node import Inbox, Node
 from fedstill.core.release import Spending, Terms, Use
+from fedstill.core.secret import Secret
 from fedstill.models import MLP
 
 MODEL = MLP((4,), 3, hidden=())
@@ -125,7 +126,7 @@ def test_private_counts_are_noisy_always_the_same_and_paid_for_once_in_a_step() 
 def test_a_secret_depends_on_a_key_that_the_seed_does_not_tell() -> None:
     model = MLP((4,), 3)
 
-    def secret(key: bytes | None, seed: int = 0, round: int = 1, *, once: bool = False) -> int:
+    def secret(key: bytes | None, seed: int = 0, round: int = 1, *, once: bool = False) -> Secret:
         one = Node("c1", round, None, model=model, seed=seed, key=key)
         return one.secret("noise", once=once)
 

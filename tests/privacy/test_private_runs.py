@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedstill
-from fedstill.core import Inbox, Method, Node, Step, at_clients, trees
+from fedstill.core import Inbox, Method, Node, Step, at_clients, side_by_side, trees
 from fedstill.core.errors import BadValue, RunFolderError, StepError
 from fedstill.core.release import Use
 from fedstill.engines.execution import Execution
@@ -23,6 +23,7 @@ from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.parts.class_tables import ClassTable, Logits, class_averages
 from fedstill.privacy.accounting import mu_of
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Privacy
@@ -318,3 +319,29 @@ def test_a_site_with_a_key_makes_other_noise_than_the_seed_tells() -> None:
     assert torch.equal(images(b"key"), images(b"key"))  # a resumed round is the same release
     assert not torch.equal(images(b"key"), images(b"other"))
     assert not torch.equal(images(b"key"), images(None))
+
+
+@dataclass(frozen=True)
+class Twice(Method):
+    """Tells two tables of the same records, whose sums are made beside each other."""
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.tell]
+
+    @at_clients
+    async def tell(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Tell how far apart the two are."""
+        weights, known = client.model.init(0), ClassTable.empty(3, client.model.classes, "cpu")
+        look = Logits(client.model.evaluating)
+        one, other = await side_by_side(
+            [class_averages(client, look, weights, known) for _ in range(2)]
+        )
+        client.log(apart=(one.rows - other.rows).abs().max())
+
+    def predict(self, node: Node[Any], x: torch.Tensor) -> torch.Tensor:
+        return node.model(node.model.init(0), x)
+
+
+def test_two_tables_that_are_made_beside_each_other_have_noise_of_their_own() -> None:
+    _, log = worlds.played(Twice(), worlds.pictures(), 1, privacy=BUDGET)
+    assert all(row.value > 0 for row in log.metrics if row.name == "apart")

@@ -17,6 +17,7 @@ from fedstill.core.errors import ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId, Record
 from fedstill.core.release import Grant, Spending, Terms, Use
+from fedstill.core.secret import Secret
 from fedstill.core.work import Work
 
 SERVER: NodeId = "server"
@@ -176,8 +177,8 @@ class Node(Generic[S]):
         """The examples for steps that no mechanism guards: sealed where they are private."""
         return self.data if self.private else self._records
 
-    def secret(self, purpose: str, *, once: bool = False) -> int:
-        """A number for noise that nobody else may know, for one purpose in this step and round.
+    def secret(self, purpose: str, *, once: bool = False) -> Secret:
+        """Draws of noise that nobody else may know, for one purpose in this step and round.
 
         After every release it is another one, so that no noise is used twice. At a site it is made
         with a key that never leaves it. In a simulation it is drawn from the recipe's seed, so
@@ -187,9 +188,9 @@ class Node(Generic[S]):
         released = self._released + sum(row.releases for row in self.spent)
         where = ("always",) if once else (self.round, self._step, released)
         if self._key is None:
-            return seeds.draw(self._seed, "secret", *where, f"node:{self.id}", purpose)
+            return Secret(seeds.draw(self._seed, "secret", *where, f"node:{self.id}", purpose))
         text = repr((*where, self.id, purpose)).encode()
-        return int.from_bytes(hmac.digest(self._key, text, "sha256")[:8]) >> 1
+        return Secret(hmac.digest(self._key, text, "sha256"))
 
     def _told_counts(self) -> Tensor:
         """[class], how many examples of each class, as others may know it."""
@@ -201,6 +202,5 @@ class Node(Generic[S]):
             row = self._grant(self.round, self._step, Use(COUNTS, sigma=noise), self.spent)
             if row.releases:  # told in an earlier step already: the very same noise again
                 self.spent.append(row)
-        rng = seeds.generator(self.secret(COUNTS, once=True))
-        noisy = exact + noise * torch.randn(exact.shape, generator=rng)
+        noisy = exact + noise * self.secret(COUNTS, once=True).normal(torch.empty(exact.shape))
         return noisy.round().clamp(min=0).long()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core import Batch, Data, Lazy, Loop, Model, Node, Positional, Record, Weights, seeds
+from fedstill.core import Batch, Data, Lazy, Loop, Model, Node, Positional, Record, Weights
 from fedstill.core.content import Axes
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
@@ -96,14 +96,13 @@ async def class_averages(
         return exact_averages(lambda x: look(weights, x), node.records, classes)
     if not look.model.by_example:
         raise BadValue(f"{look.model.title} answers by the whole batch; use another norm")
-    data = node.spend(Use(SUMS))
+    data, secret = node.spend(Use(SUMS)), node.secret(SUMS)
     carry = torch.zeros(known.rows.shape, dtype=torch.float64, device=node.device)
     body = Summing(look, terms.clip)
     index = torch.split(torch.arange(len(data), device=data.device), CHUNK)
     batches = Lazy(len(index), lambda step: data.take(index[step]))
     total = await Loop(body, carry, {"weights": weights, "centre": known.rows}, batches)
-    rng = seeds.generator(node.secret(SUMS))
-    noise = torch.randn(total.shape, generator=rng, dtype=torch.float64).to(total)
+    noise = secret.normal(torch.empty(total.shape, dtype=torch.float64)).to(total)
     counts = node.data.counts(classes).to(node.device)
     held = counts.nonzero().flatten()
     released = (total + terms.sigma * terms.clip * noise)[held] / counts[held].unsqueeze(1)

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, seeds, trees
+from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, trees
 from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import moved_part
 from fedstill.core.release import ClippedGradient, Sampled, Use
+from fedstill.core.secret import Secret
 from fedstill.parts.class_balance import UNSAFE, Sampling
 from fedstill.parts.views import Views, drawn_moves, moved, viewed
 
@@ -120,8 +121,7 @@ def private_training(
     deviation = terms.sigma * clip / expected
 
     def rows(step: int) -> Tensor:
-        rng = seeds.generator(sampling, step)
-        return torch.nonzero(torch.rand(len(data), generator=rng) < rate).flatten()
+        return torch.nonzero(sampling.uniform(len(data), step) < rate).flatten()
 
     def places(picked: Tensor) -> int:
         return max(usual, _rounded(len(picked)))
@@ -140,7 +140,7 @@ def private_training(
         sample: Sampled = trees.map_tensors(lambda tensor: tensor[0], made(step, [rows(step)]))
         if views == "none":
             return sample
-        batch, rng = sample.examples, seeds.generator(sampling, step)
+        batch, rng = sample.examples, sampling.generator(step)
         torch.rand(len(data), generator=rng)  # which examples take part was drawn before
         moves = drawn_moves(rng, len(batch.y), *model.shape[1:])
         moves = type(moves)(*(each.to(batch.x.device) for each in moves))
@@ -164,14 +164,14 @@ def _taken(data: Data, drawn: list[Tensor], places: int, shape: tuple[int, ...])
     return data.take(rows.to(data.device))
 
 
-def _noise(like: Weights, seed: int, steps: range, deviation: float) -> Weights:
+def _noise(like: Weights, secret: Secret, steps: range, deviation: float) -> Weights:
     """Normal numbers in the shape of what is trained, of each step, drawn where it lies."""
     moving = moved_part(like)
     device = next(iter(moving.values())).device
     sizes = [tensor.numel() for tensor in moving.values()]
     flat = torch.empty(len(steps), sum(sizes), device=device)
     for row, step in zip(flat, steps, strict=True):
-        row.normal_(generator=seeds.generator(seed, step, device=device))
+        secret.normal(row, step)
     parts = torch.split_with_sizes(flat.mul_(deviation), sizes, dim=1)
     return {
         name: part.reshape(len(steps), *tensor.shape)

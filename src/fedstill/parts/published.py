@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedstill.core import Lazy, Node, seeds
+from fedstill.core import Lazy, Node
 from fedstill.core.mechanism import Gradient, LossOn
 from fedstill.core.release import Use
 
@@ -100,11 +100,10 @@ def published(
     mechanism = ClippedGroups(terms.clip, size) if terms.grouped else ClippedClasses(terms.clip)
     deviation = terms.sigma * terms.clip * size / batch
     node.spend(Use(GROUPS if terms.grouped else PAPER, len(steps), sigma=terms.sigma))
-    seed = node.secret(PAPER)
+    secret = node.secret(PAPER)
 
     def make(step: int) -> Noised:
-        rng = seeds.generator(seed, step, device=like.device)
-        noise = torch.randn(like.shape, generator=rng, device=like.device)
+        noise = secret.normal(torch.empty(like.shape, device=like.device), step)
         return Noised(steps[step], deviation * noise)
 
     return Lazy(len(steps), make), mechanism

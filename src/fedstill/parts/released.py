@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedstill.core import Data, Lazy, Loop, Model, Node, Weights, seeds, trees
+from fedstill.core import Data, Lazy, Loop, Model, Node, Weights, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
 from fedstill.core.release import Use, class_sums
@@ -220,8 +220,7 @@ class Releasing:
         times the noise.
         """
         sizes, clips = self.blocks
-        rng = seeds.generator(self.secret)
-        noise = torch.randn(self.sums.shape, generator=rng, dtype=torch.float64)
+        noise = self.secret.normal(torch.empty(self.sums.shape, dtype=torch.float64))
         for release in range(len(noise)):
             counted = self.wide(release)
             blocks = [float(bool(block.any())) for block in torch.split_with_sizes(counted, sizes)]
