@@ -22,6 +22,7 @@ from fedstill.federation.budget import calibrated
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.accounting import Releases, epsilon_of_releases
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.exchange import Loopback
@@ -290,6 +291,32 @@ def test_under_privacy_an_act_is_released_once_whatever_is_asked(tmp_path: Path)
     assert "under privacy an act is released once" in refusal(again, changed)
     kept = words.written(first.replace(keep=("a" * 64,)))  # what is to be kept changes nothing
     assert isinstance(words.read(again.answer(kept)), Acted)
+
+
+def test_a_site_spends_no_more_than_its_budget_whatever_memories_it_is_asked_to_start_from(
+    tmp_path: Path,
+) -> None:
+    """A ledger that lay with a memory alone would be empty wherever that memory is not named."""
+    heard, rows = [], []
+    for round in (1, 2):
+        for number in (0, 1):  # where the server is not heard a step comes sooner
+            site = private_site(tmp_path)  # also if it was started again
+            asked = broadcast().replace(round=round, number=number)
+            answer = words.read(site.answer(words.written(asked)))
+            if isinstance(answer, Acted):
+                heard.append(answer)
+                rows += [Releases(row.sigma, row.rate, row.releases) for row in answer.left.spent]
+    assert len(heard) == 2  # as often as the recipe plans
+    assert epsilon_of_releases(rows, 1e-5) <= 4
+    one, other = (torch.cat([letter.data for letter in each.letters]) for each in heard)
+    assert not torch.equal(one, other)  # the same question, and other noise
+
+
+def test_an_act_that_comes_again_after_others_is_the_very_same_release(tmp_path: Path) -> None:
+    first, second = broadcast(), broadcast().replace(round=2)
+    said = [private_site(tmp_path).answer(words.written(act)) for act in (first, second)]
+    assert private_site(tmp_path).answer(words.written(first)) == said[0]
+    assert private_site(tmp_path).answer(words.written(second)) == said[1]
 
 
 def test_a_site_takes_no_part_in_runs_that_promise_less_than_it_asks_for(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What a site keeps in its folder: memories by their marks, the last answer, what it was asked.
+"""What a site keeps in its folder: memories by their marks, the last answer, what it was asked,
+and what its answers have spent of its privacy.
 
 Nothing of it is sent but the answer. All of it is on the disk before an answer leaves.
 """
@@ -6,6 +7,7 @@ Nothing of it is sent but the answer. All of it is on the disk before an answer 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from pathlib import Path
 from fedstill.core.errors import SiteError
 from fedstill.core.files import write_whole
 from fedstill.core.records import NodeId, State
+from fedstill.core.release import Spending
+from fedstill.engines import spending
 from fedstill.engines.outbox import channels_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.shelf import Shelf
@@ -30,6 +34,7 @@ class Keeper:
         self.shelf = Shelf(engine.kind_of, memories, held, engine.device)
         self._last: tuple[str, bytes] | None = None  # request's digest and answer
         self._asked: dict[str, str] = {}  # what was asked by its digest, and which act it was
+        self._spent: dict[str, list[Spending]] = {}  # by what was asked, in the order of answers
         if folder is not None:
             with _on_disk(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -45,6 +50,38 @@ class Keeper:
                 states[node] = None
             else:
                 states[node] = self.shelf.get(node, mark)
+
+    def recall_ledger(self, request: bytes) -> None:
+        """Let the client have spent what all answers before the one to this request did.
+
+        The ledger beside a memory is as old as the memory, and which one to start from is for
+        others to say. A request that comes again finds what was spent when it first came.
+        """
+        before: list[Spending] = []
+        for known, rows in self._spent.items():
+            if known == _digest(request):
+                break
+            before += rows
+        states = self.engine.states
+        own: dict[NodeId, State | None] = {}
+        spending.put(own, self.name, before)
+        if before and spending.spent(own, self.name) != spending.spent(states, self.name):
+            spending.put(states, self.name, before)
+
+    def spend(self, request: bytes, rows: Sequence[Spending]) -> None:
+        """Write down what the answer to a request spends; on the disk when it returns."""
+        digest = _digest(request)
+        if digest in self._spent:
+            return
+        every = {**self._spent, digest: [*rows]}
+        if self.folder is not None:
+            table = {
+                known: [(r.mechanism, r.sigma, r.rate, r.releases) for r in own]
+                for known, own in every.items()
+            }
+            with _on_disk(self.folder):
+                write_whole(self.folder / "spent.json", json.dumps(table))
+        self._spent = every
 
     def remember(self) -> tuple[str, str]:
         """Keep what the client and its channels remember now; returns the two marks."""
@@ -93,13 +130,19 @@ class Keeper:
         return BLANK if state is None else self.shelf.keep(state)
 
     def _read_back(self, folder: Path) -> None:
-        asked, last = folder / "asked", folder / "last-answer"
+        asked, last, spent = (folder / name for name in ("asked", "last-answer", "spent.json"))
         if asked.exists():
             lines = (line.split(" ", 1) for line in asked.read_text().splitlines())
             self._asked = {line[0]: line[1] for line in lines if len(line) == 2}
         if last.exists():
             data = last.read_bytes()
             self._last = (data[:64].decode("ascii", "replace"), data[64:])
+        if spent.exists():
+            table = json.loads(spent.read_text())
+            self._spent = {
+                known: [Spending(0, "", self.name, *row) for row in rows]
+                for known, rows in table.items()
+            }
 
 
 def _digest(data: bytes) -> str:

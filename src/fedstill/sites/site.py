@@ -214,7 +214,7 @@ class Site:
                 f"it was asked for more than {self.most_acts} different acts, the most that its "
                 "policy allows (most_acts)"
             )
-        reply = words.written(self._played(act))
+        reply = words.written(self._played(act, content))
         self.keeper.answered(content, reply)
         return reply
 
@@ -234,16 +234,20 @@ class Site:
                 f"{act.step} is not act {act.number} of round {act.round} in the recipe's plan"
             )
 
-    def _played(self, act: Act) -> Acted:
+    def _played(self, act: Act, content: bytes) -> Acted:
         engine, name = self.engine, self.name
         letters = Letters(self.kinds, self.held, codec.STRANGERS)
         messages = letters.opened(act.letters, engine.device)
         inbox = Inbox({sender: at_place(messages, place) for sender, place in act.inbox.items()})
         self._check_heard(inbox, act.round)
         self.keeper.recall(act.after, act.channels)
+        if self.private:
+            self.keeper.recall_ledger(content)
         engine.states.changed.clear()
         toward = cast(Direction | None, act.toward)
         outcome = engine.play(self.steps[act.step], act.round, {name: inbox}, toward)[name]
+        if self.private:
+            self.keeper.spend(content, outcome.spent)
         marks = self.keeper.remember()
         self.keeper.tidy([*act.keep, act.after, act.channels, *marks])
         said = {} if outcome.message is None else {name: by_hearer(outcome.message)}
