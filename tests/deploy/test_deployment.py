@@ -340,5 +340,14 @@ def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Mad
     summary = json.loads((folder / "summary.json").read_text())["privacy"]
     assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
     assert not any("simulated" in line for line in summary["limits"])
-    keys = {(consortium.invitation(name) / "noise.key").read_bytes() for name in NAMES}
+    keys = {(consortium.invitation(name) / "run" / "noise.key").read_bytes() for name in NAMES}
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
+
+
+def test_a_run_that_begins_anew_or_with_other_data_has_other_noise(tmp_path: Path) -> None:
+    first = sites.noise_key(tmp_path, "these data")
+    assert (
+        sites.noise_key(tmp_path, "these data") == first != sites.noise_key(tmp_path, "other data")
+    )
+    (tmp_path / "noise.key").unlink()  # as with all that was kept of the run
+    assert sites.noise_key(tmp_path, "these data") != first

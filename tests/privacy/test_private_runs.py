@@ -309,6 +309,20 @@ def test_a_site_finds_the_noise_of_its_own_client_without_seeing_others() -> Non
     assert calibrated(away, Execution(device="cpu")) is away  # the coordinator releases nothing
 
 
+def test_a_site_with_private_labels_finds_its_noise_for_the_counts_that_it_tells() -> None:
+    """Found for counts with the seed's noise it would show the exact ones to who knows the seed."""
+    cpu, key, private = Execution(device="cpu"), b"k" * 32, replace(BUDGET, labels="private")
+    asked = Experiment(method("fedavg", batch_size=5), worlds.pictures(), privacy=private)
+    ready = calibrated(asked, cpu, key)
+    engine, log = InProcess(ready, cpu), MemoryLog()
+    engine.key = key
+    run(engine, log)
+    assert ready.privacy is not None and ready.privacy.plan is not None
+    for node, rows in by_node(log.privacy).items():
+        assert [row.rate for row in rows] == [use.rate for use in ready.privacy.plan.uses[node]]
+        assert composed(rows, 1e-3) <= 4
+
+
 def test_a_site_with_a_key_makes_other_noise_than_the_seed_tells() -> None:
     def images(key: bytes | None) -> torch.Tensor:
         engine = worlds.engine_for(feddm(), worlds.pictures(), rounds=1, privacy=BUDGET)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Place:
     cache: FolderCache
     agreed: str
     collection: Collection | None
+    key: bytes | None = field(default=None, repr=False)  # of this party's noise
 
     def standing(self, run: str) -> Hello:
         """What this party has agreed on, and what it runs."""
@@ -182,6 +183,7 @@ def placed(
     path: str | None = None,
     data_dir: str | None = None,
     device: str | None = None,
+    key: bytes | None = None,
 ) -> Iterator[Place]:
     """What a recipe describes, at one party, while the process is set as it needs it."""
     check(recipe)
@@ -202,16 +204,16 @@ def placed(
             alone = Population(collection, models[me], public=public)
             here = {me: _party(recipe, alone, me, execution, cache)}
         seen = OnePlace(models, server, parties=here, public=public_on(public, "cpu"))
-        experiment = _with_own_noise(experiment_of(recipe, seen), execution)
-        yield Place(recipe, me, experiment, execution, cache, digest, collection)
+        experiment = _with_own_noise(experiment_of(recipe, seen), execution, key)
+        yield Place(recipe, me, experiment, execution, cache, digest, collection, key)
 
 
-def _with_own_noise(experiment: Experiment, execution: Execution) -> Experiment:
+def _with_own_noise(experiment: Experiment, execution: Execution, key: bytes | None) -> Experiment:
     """The experiment with the noise that this party's own data need for the recipe's budget.
 
     A coordinator has no data and makes no noise.
     """
-    ready = calibrated(experiment, execution)
+    ready = calibrated(experiment, execution, key)
     if ready.privacy is None:
         return ready
     plan = replace(ready.privacy.plan or Plan({}, {}), secret=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hmac
 import os
 import secrets
 import time
@@ -158,9 +159,10 @@ def at_work(invited: Invited, own: OwnTable) -> Iterator[Place]:
     """What a party plays with, while no other process has its run's folder."""
     folder, run_folder = invited.folder, invited.folder / RUN
     run_folder.mkdir(exist_ok=True)
+    private = invited.recipe.privacy is not None
     placing = placed(
         invited.recipe, invited.deployment.name, folder, path=own.data, data_dir=own.data_dir,
-        device=own.device,
+        device=own.device, key=noise_key(run_folder, own.content) if private else None,
     )  # fmt: skip
     with run_folders.alone(run_folder), placing as place:
         yield place
@@ -181,7 +183,7 @@ def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
             folder=folder / RUN,
             watch=lambda line: say(told(line)),
             class_names=found.class_names,
-            key=noise_key(folder),
+            key=place.key,
         )
         yield invited, site
 
@@ -207,8 +209,12 @@ def _called(
     return None
 
 
-def noise_key(folder: Path) -> bytes:
-    """What a site's noise is made with: 32 bytes that nobody else may read; made once."""
+def noise_key(folder: Path, content: str) -> bytes:
+    """What a site's noise is made with: of 32 bytes that nobody else may read; made once.
+
+    They lie with the memories of a run, and are joined with what the data are: a run that begins
+    anew, or with other data, never has the noise of the one before.
+    """
     path = folder / "noise.key"
     if not path.exists():
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -219,7 +225,7 @@ def noise_key(folder: Path) -> bytes:
     key = path.read_bytes()
     if len(key) != 32:
         raise SiteError(f"{path} has {len(key)} bytes, not 32; noise cannot be made again with it")
-    return key
+    return hmac.digest(key, content.encode(), "sha256")
 
 
 def told(line: Line) -> str:

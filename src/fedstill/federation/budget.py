@@ -27,18 +27,21 @@ from fedstill.privacy.privacy import Plan
 MOST_KINDS = 20  # of clients by their uses, for each of which the noise is found exactly
 
 
-def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
+def calibrated(
+    experiment: Experiment, execution: Execution, key: bytes | None = None
+) -> Experiment:
     """The experiment with noise with which each client's planned uses cost exactly its budget.
 
     Without privacy, or where the noise was found before, the experiment itself. What a method
     cannot do privately is refused here, before anything is played. A site finds the noise of its
-    own client, with its own records in place of those that it does not see; where no records are,
-    as at a coordinator of sites, there is nothing to find.
+    own client, with its own records in place of those that it does not see, and with the counts
+    that it will tell, whose noise is of its `key`; where no records are, as at a coordinator of
+    sites, there is nothing to find.
     """
     privacy = experiment.privacy
     if privacy is None or privacy.plan is not None or not present(experiment.population):
         return experiment
-    uses = planned(experiment, execution)
+    uses = planned(experiment, execution, key)
     if not privacy.valid:
         if not any(uses.values()):
             raise BadValue(
@@ -60,7 +63,9 @@ def calibrated(experiment: Experiment, execution: Execution) -> Experiment:
     return replace(experiment, privacy=replace(privacy, plan=Plan(found, uses)))
 
 
-def planned(experiment: Experiment, execution: Execution) -> dict[NodeId, list[Use]]:
+def planned(
+    experiment: Experiment, execution: Execution, key: bytes | None = None
+) -> dict[NodeId, list[Use]]:
     """What every client whose records are here asks of them in a whole run, in order."""
     privacy = experiment.privacy
     if privacy is None:
@@ -71,6 +76,7 @@ def planned(experiment: Experiment, execution: Execution) -> dict[NodeId, list[U
     blank = replace(privacy, plan=Plan(dict.fromkeys(population.clients, 1.0), {}))
     rehearsal = replace(experiment, privacy=blank, population=population, clock=None)
     engine = Rehearsal(rehearsal, replace(execution, record=False))
+    engine.key = key
     try:
         rehearsed(engine)
     except StepError as error:
