@@ -6,7 +6,7 @@ import random
 import resource
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Literal, Never
 
 import pytest
 import torch
@@ -220,6 +220,16 @@ def test_a_site_says_counts_only_if_its_policy_allows_it() -> None:
     assert told.examples == 20 == sum(told.counts.values()) and "c" not in told.counts
 
 
+def test_a_site_whose_labels_are_private_says_no_counts_whatever_its_policy(tmp_path: Path) -> None:
+    hello = words.written(replace(STANDING, node="c0"))
+    private = private_site(tmp_path / "a", labels="private", tell_counts=True).answer(hello)
+    public = private_site(tmp_path / "b", tell_counts=True).answer(hello)
+    silence, told = words.read(private), words.read(public)
+    assert isinstance(silence, Present) and isinstance(told, Present)
+    assert silence.examples is None and silence.counts == {}
+    assert told.examples == 20
+
+
 def test_a_method_that_shows_examples_needs_the_sites_consent() -> None:
     method = small(METHODS["centralised"])
     engine = at_sites.engine_at(method, worlds.pictures(), "c0")
@@ -248,9 +258,15 @@ def test_an_act_that_is_not_in_the_plan_is_refused(site: Site) -> None:
     assert "update is not act 0 of round 0" in refusal(site, act(round=0))
 
 
-def private_site(folder: Path, key: bytes = b"k" * 32, epsilon: float = 4.0, **policy: Any) -> Site:
+def private_site(
+    folder: Path,
+    key: bytes = b"k" * 32,
+    epsilon: float = 4.0,
+    labels: Literal["public", "private"] = "public",
+    **policy: Any,
+) -> Site:
     world, method = worlds.pictures(), METHODS["fedavg"](epochs=1, batch_size=8)
-    privacy = Privacy(epsilon=epsilon)
+    privacy = Privacy(epsilon=epsilon, labels=labels)
     engine = worlds.engine_for(method, world, rounds=2)
     ready = calibrated(replace(engine.experiment, privacy=privacy), Execution(device="cpu"))
     own = at_sites.seen_from(world, "c0")

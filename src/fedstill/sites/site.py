@@ -58,7 +58,7 @@ class Policy:
     """What a site allows, whatever it is asked for; its own affair."""
 
     allow_examples: bool = False  # take part in methods that show training examples to others
-    tell_counts: bool = False  # say how many training examples of each class there are
+    tell_counts: bool = False  # say how many examples of each class there are; never private ones
     most_acts: Count | None = None  # different acts in all; twice the recipe's when left out
     most_epsilon: Positive | None = None  # of a whole run; without one, none is asked for
 
@@ -191,7 +191,9 @@ class Site:
             if here != there:
                 raise SiteError(f"it has {what} {here}, the coordinator {there}")
         data = self.engine.population.party(self.name).data
-        tells = self.policy.tell_counts
+        privacy = self.engine.experiment.privacy
+        public = privacy is None or privacy.labels == "public" or not privacy.valid
+        tells = self.policy.tell_counts and public
         counts = Counter(data.all().y.tolist()) if tells else {}
         named = {self._class_name(label): count for label, count in sorted(counts.items())}
         return Present(self.name, own.torch, len(data) if tells else None, named)
