@@ -6,15 +6,18 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
+import numpy as np
 import pytest
 import torch
 
 import fedstill
 from fedstill.core import Inbox, Method, Node, Step, at_clients, side_by_side, trees
-from fedstill.core.errors import BadValue, RunFolderError, StepError
+from fedstill.core.errors import BadValue, RunFolderError, SealedData, StepError
+from fedstill.core.method import Place
 from fedstill.core.release import Use
+from fedstill.data.folders import own_data
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
@@ -150,6 +153,62 @@ def test_normalisation_by_the_records_own_statistics_is_refused() -> None:
         Experiment(feddm(), fedstill.Population(data, fedstill.ConvNet), privacy=BUDGET)
     data = fedstill.split(x, y, test=(x, y), normalise=(0.5, 0.5))
     Experiment(feddm(), fedstill.Population(data, fedstill.ConvNet), privacy=BUDGET)
+
+
+def test_normalisation_by_one_statistic_of_the_records_is_refused_too(tmp_path: Path) -> None:
+    x = torch.randint(0, 256, (40, 8, 8), dtype=torch.uint8).numpy()
+    np.savez(tmp_path / "a.npz", train_images=x, train_labels=(torch.arange(40) % 3).numpy())
+    for given in ({"mean": (0.5,)}, {"std": (0.5,)}):
+        data = own_data({"a": tmp_path / "a.npz"}, **given)
+        with pytest.raises(BadValue, match="exact mean and deviation of its records"):
+            Experiment(feddm(), fedstill.Population(data, fedstill.ConvNet), privacy=BUDGET)
+
+
+@dataclass(frozen=True)
+class Beforehand(Method):
+    """Uses records where nothing is written down: as a memory is made, or as a model is scored."""
+
+    when: str
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.rest]
+
+    def client_state(self, client: Node[Any]) -> None:
+        self.use(client, "memory")
+
+    @at_clients
+    def rest(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Do nothing."""
+
+    def predict(self, node: Node[Any], x: torch.Tensor) -> torch.Tensor:
+        self.use(node, "score")
+        return node.model(node.model.init(0), x)
+
+    def use(self, node: Node[Any], when: str) -> None:
+        if when == self.when:
+            node.spend(Use("class sums"))
+
+
+@dataclass(frozen=True)
+class ByClients(Beforehand):
+    """The same, and clients' models are scored."""
+
+    scored: ClassVar[Place] = Place.CLIENTS
+
+
+@pytest.mark.parametrize("when", ["memory", "score"])
+def test_records_are_used_in_steps_alone_where_the_ledger_hears_of_it(when: str) -> None:
+    with pytest.raises((BadValue, SealedData), match="records are used in steps alone"):
+        worlds.played(ByClients(when), worlds.pictures(), 1, privacy=BUDGET)
+
+
+def test_noise_that_was_found_for_another_budget_is_found_again() -> None:
+    cpu = Execution(device="cpu")
+    ready = calibrated(experiment(), cpu)
+    assert ready.privacy is not None and calibrated(ready, cpu) is ready
+    less = calibrated(replace(ready, privacy=replace(ready.privacy, epsilon=1.0)), cpu)
+    assert less.privacy is not None and less.privacy.plan is not None
+    assert less.privacy.plan.noise["c0"] == pytest.approx(6**0.5 / mu_of(1.0, 1e-3))
 
 
 def test_private_labels_tell_counts_with_noise_and_pay_for_them_once() -> None:

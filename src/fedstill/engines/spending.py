@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from fedstill.core.errors import SealedData
 from fedstill.core.node import COUNTS, SERVER, Node
 from fedstill.core.records import NodeId, State, Weights
 from fedstill.core.release import Spending, Use
@@ -23,11 +24,15 @@ States = MutableMapping[NodeId, State | None]
 class Purse:
     """Seals the examples of nodes, and grants uses of them as far as the budget goes.
 
-    Who only rehearses is `unlimited`: everything is granted, and what was asked is kept.
+    Uses are granted in the method's `steps` alone, whose spending is written down. Who only
+    rehearses is `unlimited`: everything is granted there, and what was asked is kept.
     """
 
-    def __init__(self, privacy: Privacy, states: States, *, unlimited: bool = False):
+    def __init__(
+        self, privacy: Privacy, states: States, steps: Collection[str], *, unlimited: bool = False
+    ):
         self.privacy, self.states, self.unlimited = privacy, states, unlimited
+        self.steps = steps
         plan = {} if privacy.plan is None else privacy.plan.rows()
         self.ledger = Ledger(privacy.epsilon, privacy.delta, plan)
         self.asked: dict[NodeId, list[Use]] = {}
@@ -49,6 +54,12 @@ class Purse:
         before = spent(self.states, node.id)
         if use.mechanism == COUNTS and any(each.mechanism == COUNTS for each in before):
             return replace(row, releases=0)
+        if step not in self.steps:
+            raise SealedData(
+                f"private records are used in steps alone, not as {node.id} is asked for "
+                f"{use.mechanism} in {step!r}: what a memory begins with and how a model answers "
+                "must not depend on them"
+            )
         if self.unlimited:
             self.asked.setdefault(node.id, []).append(use)
         elif self.privacy.valid:

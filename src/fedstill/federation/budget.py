@@ -39,7 +39,7 @@ def calibrated(
     sites, there is nothing to find.
     """
     privacy = experiment.privacy
-    if privacy is None or privacy.plan is not None or not present(experiment.population):
+    if privacy is None or privacy.found or not present(experiment.population):
         return experiment
     uses = planned(experiment, execution, key)
     if not privacy.valid:
@@ -60,7 +60,8 @@ def calibrated(
             joined = [use._replace(releases=number) for use, number in kind]
             alike[kind] = noise_for(joined, privacy.epsilon, privacy.delta)
         found[client] = alike[kind]
-    return replace(experiment, privacy=replace(privacy, plan=Plan(found, uses)))
+    plan = Plan(found, uses, budget=(privacy.epsilon, privacy.delta))
+    return replace(experiment, privacy=replace(privacy, plan=plan))
 
 
 def planned(

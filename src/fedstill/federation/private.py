@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedstill.core.errors import SiteError
 from fedstill.core.records import NodeId
 from fedstill.data.images import statistics
-from fedstill.data.sites import Collection
+from fedstill.data.sites import Collection, Statistics
 from fedstill.federation.population import Population
 from fedstill.privacy.privacy import Privacy
 
@@ -39,13 +39,14 @@ def present(population: Population) -> list[NodeId]:
 
 def computed_normalisation(data: Collection) -> Iterator[str]:
     """A line where clients are normalised by statistics of the very records to be kept private."""
-    known: dict[int, object] = {}
+    known: dict[int, tuple[Statistics, Statistics]] = {}
     for site in data.sites:
         if site.mean is None:
             continue
         if id(site.pool) not in known:
             known[id(site.pool)] = statistics(site.pool.inputs)
-        if known[id(site.pool)] == (site.mean, site.std):
+        mean, std = known[id(site.pool)]
+        if mean == site.mean or std == site.std:
             yield (
                 f"data: {site.name} is normalised by the exact mean and deviation of its records, "
                 "which every image shows; with [privacy] give constants, in Python by "

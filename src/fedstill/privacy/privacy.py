@@ -43,6 +43,7 @@ class Plan:
     noise: Mapping[NodeId, float]
     uses: Mapping[NodeId, Sequence[Use]]
     secret: bool = False  # noise is made at sites, with keys that never leave them
+    budget: tuple[float, float] | None = None  # ε and δ that it was found for
 
     def rows(self) -> dict[NodeId, list[Spending]]:
         """The uses as rows of a ledger."""
@@ -91,6 +92,11 @@ class Privacy:
         return self.mechanism == "valid"
 
     @property
+    def found(self) -> bool:
+        """Whether there is a plan, and its noise was not found for another budget."""
+        return self.plan is not None and self.plan.budget in (None, (self.epsilon, self.delta))
+
+    @property
     def limits(self) -> Sequence[str]:
         """What is not promised."""
         secret = self.plan is not None and self.plan.secret
@@ -112,7 +118,7 @@ class Privacy:
         """What is asked of a node; the noise must have been found."""
         if not self.valid:
             sigma = self.claimed_sigma
-        elif self.plan is None:
+        elif self.plan is None or not self.found:
             raise BadValue(
                 "privacy: the noise has not been found yet; play the experiment by fedstill.run, "
                 "or with fedstill.federation.budget.calibrated(experiment, execution)"

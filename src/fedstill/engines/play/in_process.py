@@ -15,7 +15,7 @@ from fedstill.core import algebra
 from fedstill.core.content import LARGEST
 from fedstill.core.errors import ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
-from fedstill.core.method import Place, Step, memory_of
+from fedstill.core.method import Place, Step, memory_of, steps_of
 from fedstill.core.node import SERVER, Cache, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.core.work import Work
@@ -72,7 +72,10 @@ class InProcess:
     def _purse(self) -> Purse | None:
         """What grants uses of private examples; None where nothing is private."""
         privacy = self.experiment.privacy
-        return None if privacy is None else Purse(privacy, self.states)
+        return None if privacy is None else Purse(privacy, self.states, self._step_names())
+
+    def _step_names(self) -> set[str]:
+        return {step.name for step in steps_of(self.experiment.method)}
 
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Replace what every node remembers, and go on from there."""

@@ -36,7 +36,9 @@ class Rehearsal(InProcess):
     def _purse(self) -> Purse | None:
         """Everything is granted, and what was asked is kept."""
         privacy = self.experiment.privacy
-        return None if privacy is None else Purse(privacy, self.states, unlimited=True)
+        if privacy is None:
+            return None
+        return Purse(privacy, self.states, self._step_names(), unlimited=True)
 
     def _run(self, loop: Loop[Any], node: Node[Any]) -> Any:
         return loop.carry
