@@ -73,6 +73,14 @@ def test_without_a_table_nothing_is_promised_and_that_is_said(tmp_path: Path) ->
     assert said.code == 2 and "keeps nothing private" in said.err
 
 
+def test_an_empty_table_is_no_budget_and_nothing_runs_without_one(tmp_path: Path) -> None:
+    recipe = write(tmp_path, FEDDM, run={"rounds": 1}, data=CONSTANTS)
+    recipe.write_text(recipe.read_text() + "\n[privacy]\n# epsilon = 4.0\n")
+    found = fedstill("run", recipe, "--out", tmp_path / "run", "--quiet")
+    assert found.code == 2 and "privacy.epsilon is missing" in found.err
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -27,6 +27,8 @@ from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.parts.class_tables import ClassTable, Logits, class_averages
+from fedstill.parts.distribution_matching import Matching
+from fedstill.parts.synthetic_sets import from_noise
 from fedstill.privacy.accounting import mu_of
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Privacy
@@ -418,3 +420,19 @@ class Twice(Method):
 def test_two_tables_that_are_made_beside_each_other_have_noise_of_their_own() -> None:
     _, log = worlds.played(Twice(), worlds.pictures(), 1, privacy=BUDGET)
     assert all(row.value > 0 for row in log.metrics if row.name == "apart")
+
+
+@dataclass(frozen=True)
+class Doubled(Twice):
+    """Matches a set in which a class stands twice, so that its records would be summed twice."""
+
+    @at_clients
+    async def tell(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Match."""
+        weights = client.model.init(0)
+        await Matching(2).matched(client, from_noise(client, [0, 1, 0], 1), lambda _: weights)
+
+
+def test_a_set_in_which_a_class_stands_twice_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"class 0 stands in 2 rows of the set"):
+        worlds.played(Doubled(), worlds.pictures(), 1, privacy=BUDGET)

@@ -114,6 +114,12 @@ class Releasing:
                 f"{self.model.title} answers by the whole batch, so records mix before they are "
                 "clipped; use the norm instance, group or layer"
             )
+        listed = self.start.classes.tolist()
+        if twice := [c for c in listed if listed.count(c) > 1]:
+            raise BadValue(
+                f"class {twice[0]} stands in {listed.count(twice[0])} rows of the set, so a record "
+                "would move the sums of all of them; give each class one row"
+            )
         releases, steps = self.terms.releases, self.matching.steps
         if releases > steps:
             raise BadValue(

@@ -66,7 +66,7 @@ def checked(tables: Table) -> list[Recipe]:
     engine = _read_engine(tables.get("engine", {}), faults)
     track = _read_track(tables["track"], faults) if "track" in tables else None
     privacy = None
-    if tables.get("privacy"):
+    if "privacy" in tables:  # an empty one is no budget, and asks for one all the same
         privacy = read_values(Privacy, tables["privacy"], "privacy", faults)
     models = tables.get("models", {"name": "convnet"})
     networks = read_networks(models, faults)
