@@ -220,6 +220,19 @@ def test_a_method_without_steps_is_refused() -> None:
         planned("each_round")()
 
 
+def test_a_step_that_is_named_as_scoring_is_refused() -> None:
+    class Named(Method):
+        def each_round(self) -> list[Step]:
+            return [self.evaluate]
+
+        @at_clients
+        def evaluate(self, client: Node[None], inbox: Inbox[Never]) -> None:
+            """Look."""
+
+    with pytest.raises(ProtocolError, match=r"Named.evaluate: evaluate is what scoring is called"):
+        Named()
+
+
 @pytest.mark.parametrize("name", ["unhinted", "half_hinted", "crowded"])
 def test_a_step_without_every_hint_is_refused(name: str) -> None:
     with pytest.raises(ProtocolError) as error:

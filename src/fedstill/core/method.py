@@ -22,6 +22,8 @@ from fedstill.core.records import Message, NodeId, Pictured, Record, State, Weig
 
 R = TypeVar("R", bound=Record)
 
+RESERVED = {"evaluate": "scoring", "memory": "the making of memories"}  # names of no step
+
 Result = Message | Addressed[Any] | None
 Acting = Callable[[Any, Node[Any], Inbox[Any]], Result | Coroutine[Any, Any, Result]]
 
@@ -369,6 +371,11 @@ def check_protocol(method: Method) -> None:
     for part, steps in parts.items():
         for step in steps:
             _check_signature(step)
+            if step.name in RESERVED:
+                raise ProtocolError(
+                    f"{step.title}: {step.name} is what {RESERVED[step.name]} is called in logs "
+                    "and draws; give the step another name"
+                )
         if steps and steps[0].reads is not None:
             raise ProtocolError(
                 f"{steps[0].title} reads {steps[0].reads.__name__}, but it is the first step "
