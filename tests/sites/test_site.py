@@ -335,6 +335,25 @@ def test_an_act_that_comes_again_after_others_is_the_very_same_release(tmp_path:
     assert private_site(tmp_path).answer(words.written(second)) == said[1]
 
 
+def test_an_act_that_is_rounded_otherwise_when_it_comes_again_is_not_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another device: the same noise over sums that differ a little."""
+    first, second = broadcast(), broadcast().replace(round=2)
+    for each in (first, second):
+        private_site(tmp_path).answer(words.written(each))
+    site = private_site(tmp_path)
+    plain = site.engine.play
+
+    def rounded(*given: Any) -> Any:
+        (outcome,) = plain(*given).values()
+        weights = {name: w * (1 + 1e-6) for name, w in outcome.message.weights.items()}
+        return {"c0": replace(outcome, message=outcome.message.replace(weights=weights))}
+
+    monkeypatch.setattr(site.engine, "play", rounded)
+    assert "comes to another answer now" in refusal(site, first)
+
+
 def test_a_site_takes_no_part_in_runs_that_promise_less_than_it_asks_for(tmp_path: Path) -> None:
     private_site(tmp_path / "a", epsilon=4, most_epsilon=4)
     with pytest.raises(SiteError, match=r"spends epsilon = 4 .* allows 2"):

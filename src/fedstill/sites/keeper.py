@@ -35,6 +35,7 @@ class Keeper:
         self._last: tuple[str, bytes] | None = None  # request's digest and answer
         self._asked: dict[str, str] = {}  # what was asked by its digest, and which act it was
         self._spent: dict[str, list[Spending]] = {}  # by what was asked, in the order of answers
+        self._released: dict[str, str] = {}  # the digest of each answer, by what was asked
         if folder is not None:
             with _on_disk(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +84,22 @@ class Keeper:
                 write_whole(self.folder / "spent.json", json.dumps(table))
         self._spent = every
 
+    def release(self, request: bytes, answer: bytes) -> None:
+        """Let an answer leave, and never another one to the same request.
+
+        One that is made again, on another device or by another torch, may be rounded otherwise;
+        with the same noise both would tell more than one.
+        """
+        asked, said = _digest(request), _digest(answer)
+        if self._released.setdefault(asked, said) != said:
+            raise SiteError(
+                "it has answered this act before and comes to another answer now, on another "
+                "device or with other versions; under privacy an act is released once"
+            )
+        if self.folder is not None:
+            with _on_disk(self.folder):
+                write_whole(self.folder / "released.json", json.dumps(self._released))
+
     def remember(self) -> tuple[str, str]:
         """Keep what the client and its channels remember now; returns the two marks."""
         with _on_disk(self.folder):
@@ -130,13 +147,17 @@ class Keeper:
         return BLANK if state is None else self.shelf.keep(state)
 
     def _read_back(self, folder: Path) -> None:
-        asked, last, spent = (folder / name for name in ("asked", "last-answer", "spent.json"))
+        asked, last, spent, released = (
+            folder / name for name in ("asked", "last-answer", "spent.json", "released.json")
+        )
         if asked.exists():
             lines = (line.split(" ", 1) for line in asked.read_text().splitlines())
             self._asked = {line[0]: line[1] for line in lines if len(line) == 2}
         if last.exists():
             data = last.read_bytes()
             self._last = (data[:64].decode("ascii", "replace"), data[64:])
+        if released.exists():
+            self._released = json.loads(released.read_text())
         if spent.exists():
             table = json.loads(spent.read_text())
             self._spent = {

@@ -217,6 +217,8 @@ class Site:
                 "policy allows (most_acts)"
             )
         reply = words.written(self._played(act, content))
+        if self.private:
+            self.keeper.release(content, reply)
         self.keeper.answered(content, reply)
         return reply
 
