@@ -189,6 +189,26 @@ def test_addressed_words_odd_numbers_absences_and_refusals_arrive_as_they_were()
     assert len(other.privacy) == 7  # four clients in two rounds, of whom one was away once
 
 
+def test_a_private_run_stopped_over_ranks_goes_on_with_what_everybody_has_spent(
+    tmp_path: Path,
+) -> None:
+    method, world = small(METHODS["fedavg"]), worlds.vectors()
+    options: dict[str, Any] = {"rounds": 3, "privacy": Privacy(8.0, 1e-3)}
+    alone, log = worlds.played(method, world, **options)
+    with spread([worlds.engine_for(method, world, **options) for _ in range(2)]) as engine:
+        run(
+            engine, MemoryLog(), save=lambda round: engine.save(tmp_path, round, digest="d", keep=9)
+        )
+        assert_equal(tensors(alone), tensors(engine))
+    for path in tmp_path.glob("round-0000[23]"):
+        shutil.rmtree(path)
+    with spread([worlds.engine_for(method, world, **options) for _ in range(2)]) as engine:
+        engine.load(tmp_path, digest="d")
+        run(engine, other := MemoryLog(), done=1)
+        assert_equal(tensors(alone), tensors(engine))
+    assert other.privacy == [row for row in log.privacy if row.round > 1]
+
+
 def test_memories_are_fetched_kept_and_forgotten_wherever_they_lie() -> None:
     method, world = small(METHODS["scaffold"]), worlds.vectors()
     with played(method, world) as (engine, _):

@@ -77,6 +77,11 @@ class InProcess:
     def _step_names(self) -> set[str]:
         return {step.name for step in steps_of(self.experiment.method)}
 
+    def remember_in(self, states: Memories) -> None:
+        """Keep what nodes remember, and what they have spent, in another place from now on."""
+        self.states = states
+        self.purse = self._purse()
+
     def restore(self, states: Mapping[NodeId, State | None]) -> None:
         """Replace what every node remembers, and go on from there."""
         self.states.clear()

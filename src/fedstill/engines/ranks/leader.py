@@ -90,7 +90,7 @@ class Leader:
         deal = owners if transport.one_job else one_each
         dealt = deal(inner.population.clients, transport.size)
         self.states = RemoteMemories(inner.states, transport, dealt, method)
-        inner.states = self.states
+        inner.remember_in(self.states)
         inner.far_kind = None if transport.one_job else AtSite
         self._kinds = kinds_of(method)
         self._unheard: dict[int, int] = {}  # by rank, the question whose answer did not arrive
