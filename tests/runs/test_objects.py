@@ -70,6 +70,28 @@ def test_a_run_in_memory_can_be_asked_for_everything() -> None:
     assert "in memory" in html and f"{100 * curve[3]:.2f} %" in html
 
 
+@pytest.mark.parametrize("name", ["", "ward\na", "ward\ra", "ward\x1fchannels", "ward\udc80"])
+def test_a_name_that_no_table_can_hold_is_refused_before_anything_is_played(name: str) -> None:
+    x, y = arrays()
+    people = Population(fedstill.clients({name: (x, y), "other": (x, y)}), Net)
+    with pytest.raises(BadValue) as refused:
+        Experiment(FedAvg(), people)
+    assert str(refused.value).startswith(f"clients: the name {name!r} ")
+
+
+def test_long_names_and_names_of_any_script_are_found_again_after_a_stop(tmp_path: Path) -> None:
+    x, y = arrays()
+    names = ["ü" * 300, "日本/..", 'a,"b"', " "]
+    people = Population(fedstill.clients(dict.fromkeys(names, (x, y))), Net)
+    method = Local(lr=0.1, batch_size=8)
+    whole = fedstill.run(Experiment(method, people, rounds=2), execution=HERE)
+    place: dict[str, Any] = {"execution": HERE, "folder": tmp_path / "run", "pictures": False}
+    fedstill.run(Experiment(method, people, rounds=1), **place)
+    gone_on = fedstill.run(Experiment(method, people, rounds=2), **place, resume=True)
+    assert values(gone_on) == values(whole)
+    assert {row.node for row in values(gone_on)} >= set(names)
+
+
 def test_the_model_of_a_run_answers_as_it_was_scored() -> None:
     planned = experiment()
     run = fedstill.run(planned, execution=HERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,8 @@ SUCH = {  # what may stand in a field, for whoever wrote something else
     "privacy": "Privacy(epsilon=4)",
     "clock": "Clock(speed=1e9, up=1e6)",
 }
+# Of a name: what tables of lines, files and the names of draws cannot hold.
+UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 CROSSED = 30  # clients, up to which `auto` scores every model on every test set
 
 
@@ -140,6 +143,7 @@ class Experiment:
 
     def _misfits_among_clients(self, name: str) -> Iterator[str]:
         clients = len(self.population.clients)
+        yield from map(_misnamed, filter(_is_misnamed, self.population.clients))
         if isinstance(self.topology, Star) and speaks_to_peers(self.method):
             others = ", ".join(sorted({*TOPOLOGIES} - {"star"}))
             yield f"topology: Star: {name} speaks from client to client; use one of {others}"
@@ -169,6 +173,16 @@ class Experiment:
                     f"channels[{place}].leave: " + unknown(f"field of {name}'s messages", f, sent)
                     for f in strange
                 )
+
+
+def _is_misnamed(client: NodeId) -> bool:
+    return not client or UNWRITABLE.search(client) is not None
+
+
+def _misnamed(client: NodeId) -> str:
+    """Why a client cannot have this name."""
+    why = "holds what cannot be written, such as a line break" if client else "is empty"
+    return f"clients: the name {client!r} {why}; give the client another"
 
 
 def speaks_to_peers(method: Method) -> bool:
