@@ -124,7 +124,7 @@ class DynaFed(FedAvg):
         state = server.state
         mean = self.averaged(state.weights, ups)
         images, labels, path = state.images, state.labels, state.path
-        if images is None and self.tune_epochs:
+        if images is None and self.tune_epochs and mean is not state.weights:
             path = (*path, mean)
             if len(path) > self.path_rounds:
                 images, labels = await self.distilled(server, path)

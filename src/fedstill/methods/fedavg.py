@@ -225,8 +225,14 @@ class FedAvg(Method):
         return math.ceil(examples / self.batch_size)
 
     def averaged(self, start: Weights, ups: Sequence[Up]) -> Weights:
-        """The mean of the clients' weights, or what a robust rule makes of them."""
-        return self.joining.joined([up.weights for up in ups], self.shares(ups), start)
+        """The mean of the clients' weights, or what a robust rule makes of them.
+
+        The start itself where no client has examples: nobody has learnt.
+        """
+        shares = self.shares(ups)
+        if not any(shares):
+            return start
+        return self.joining.joined([up.weights for up in ups], shares, start)
 
     @property
     def joining(self) -> Aggregation:

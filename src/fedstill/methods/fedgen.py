@@ -142,6 +142,8 @@ class FedGen(FedAvg):
         """Teach the generator what the clients' heads agree on, then take the mean."""
         ups = list(inbox.values())
         counts = torch.stack([up.counts for up in ups])
+        if not counts.any():  # nobody has examples, so no head knows anything
+            return
         heads = heads_of(self.network(server.model), [up.weights for up in ups])
         rate = self.generator_lr * self.decay ** (server.round - 1)
         generator = await minimize(

@@ -43,8 +43,10 @@ class FedNova(FedAvg):
         if self.aggregation != "mean":
             server.state = Global(self.joined_ways(server.state.weights, ups))
             return
-        shares = normalised(self.shares(ups))
-        lengths = [self.path_length(up.steps) for up in ups]
+        shares, lengths = self.shares(ups), [self.path_length(up.steps) for up in ups]
+        if not any(p * a for p, a in zip(shares, lengths, strict=True)):  # nobody has learnt
+            return
+        shares = normalised(shares)
         effective = sum(p * a for p, a in zip(shares, lengths, strict=True))
         start = server.state.weights
         ways = [algebra.sub(start, up.weights) for up in ups]

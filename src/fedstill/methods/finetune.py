@@ -137,11 +137,15 @@ class FineTuner(Method):
         return cast(Message, await self.base.each_round()[1].played(client, inbox))
 
     async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
-        """The messages that can be learnt from, after the base has aggregated them."""
+        """The messages that can be learnt from, after the base has aggregated them.
+
+        There are none where no client has used any example.
+        """
         if self.role == "fine_tune":
             sent = Inbox({who: of_base(up) for who, up in inbox.items()})
             await held_base.as_base(self.base, 2, server, sent)
-        return {who: up for who, up in inbox.items() if who not in server.rejected}
+        heard = {who: up for who, up in inbox.items() if who not in server.rejected}
+        return heard if any(self._base.used(of_base(up)) for up in heard.values()) else {}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
         """What the base says of its message, and whether labels were counted."""

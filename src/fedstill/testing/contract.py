@@ -325,15 +325,15 @@ def part_time(case: Case) -> None:
 
 
 def empty_client(case: Case) -> None:
-    """A client without a single example takes part, and harms nobody."""
-    *_, last = case.world.clients
+    """A client without a single example takes part, alone in a round too, and harms nobody."""
+    *others, last = case.world.clients
     party = case.world.party(last)
     nothing = party.data.subset(torch.zeros(0, dtype=torch.long))
     parties = {name: case.world.party(name) for name in case.world.clients}
     parties[last] = Party(nothing, party.test, party.model)
     world = World(parties, case.world.server_model, case.world.public)
-    engine, log = case.played(2, world=world)
-    expect_finite(engine, f"where {last} has no examples")
+    engine, log = case.played(2, world=world, sampling=Scripted({1: others}))
+    expect_finite(engine, f"where {last} has no examples and is alone in round 1")
     if not scores(log):
         raise Differs("nothing was scored")
 
