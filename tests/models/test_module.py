@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -415,6 +416,21 @@ def test_lazy_layers_take_the_shape_of_the_data() -> None:
 
     model = Module(IMAGE, 3, lazy)
     assert model.init(0)["1.weight"].shape == (5, 64)
+
+
+def test_threads_that_share_a_network_start_and_see_what_each_would_alone() -> None:
+    model = Module(IMAGE, 3, BatchNet)
+
+    def played(seed: int) -> list[Tensor]:
+        weights, notes = model.init(seed), {}
+        logits = [model.train(notes)(weights, images()) for _ in range(20)]
+        return [*weights.values(), *logits, *notes.values()]
+
+    alone = [played(seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        beside = list(threads.map(played, range(8)))
+    for one, other in zip(alone, beside, strict=True):
+        assert all(map(torch.equal, one, other)) and len(one) == len(other)
 
 
 def test_a_linear_layer_is_a_network() -> None:

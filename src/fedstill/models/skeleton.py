@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 NO_HEAD = "none"
 COUNTER = "num_batches_tracked"
 PROBES = 4  # examples of a pass that only looks
+# Weights stand in a module for the time of a pass, and a start is drawn by the global generator:
+# of several threads, as of sites that are tried in one process, one does so at a time.
+_ALONE = RLock()
 
 
 class Copied:
@@ -127,7 +131,7 @@ def _comparable(value: Any) -> Any:
 @contextmanager
 def global_draws(seed: int) -> Iterator[None]:
     """Draws of the host's global generator are those of a seed; it then stands where it stood."""
-    with torch.random.fork_rng(devices=[]):
+    with _ALONE, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
@@ -404,6 +408,13 @@ class Skeleton:
         seed: Tensor | None,
     ) -> list[Tensor]:  # fmt: skip
         """The stages, then the features: what enters the head, or the logits without one."""
+        with _ALONE:
+            return self._outputs(weights, x, training, notes, seed)
+
+    def _outputs(
+        self, weights: Weights, x: Tensor, training: bool, notes: Weights | None,
+        seed: Tensor | None,
+    ) -> list[Tensor]:  # fmt: skip
         self.net.train(training)
         self.now.training, self.now.notes = training, notes
         self.now.seen = {}
