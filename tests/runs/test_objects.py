@@ -92,6 +92,28 @@ def test_long_names_and_names_of_any_script_are_found_again_after_a_stop(tmp_pat
     assert {row.node for row in values(gone_on)} >= set(names)
 
 
+class First:
+    """The first so many clients, by a class that is no dataclass."""
+
+    def __init__(self, count: int):
+        self.count, self._asked = count, 0
+
+    def awake(self, round: int, members: Any, seed: int) -> list[str]:
+        self._asked += 1
+        return sorted(members)[: self.count]
+
+
+def test_a_sampler_of_any_class_with_other_values_is_not_gone_on_with(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"execution": HERE, "folder": tmp_path / "run", "pictures": False}
+    same = First(2)
+    fedstill.run(experiment(rounds=1, sampling=same), **place)
+    with pytest.raises(RunFolderError, match=r"federation\.sampling\.count was 2, not 1"):
+        fedstill.run(experiment(rounds=2, sampling=First(1)), **place, resume=True)
+    run = fedstill.run(experiment(rounds=2, sampling=same), **place, resume=True)
+    whole = fedstill.run(experiment(rounds=2, sampling=First(2)), execution=HERE)
+    assert values(run) == values(whole)
+
+
 def test_the_model_of_a_run_answers_as_it_was_scored() -> None:
     planned = experiment()
     run = fedstill.run(planned, execution=HERE)

@@ -19,6 +19,7 @@ from fedstill.core.records import NodeId
 from fedstill.data import Collection
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
+from fedstill.federation.sampling import Sampler
 from fedstill.methods import METHODS
 from fedstill.recipe.tables import Recipe, Table
 from fedstill.recipe.toml import toml_text
@@ -62,8 +63,10 @@ def of_experiment(experiment: Experiment, label: str | None = None) -> Descripti
         "method": {"name": name, "label": label or name, "class": _name(type(method)), **values},
         "models": _networks(population),
         "federation": {
-            key: plain(getattr(experiment, key))
-            for key in ("topology", "sampling", "channels", "bad_messages")
+            "topology": plain(experiment.topology),
+            "sampling": _sampling(experiment.sampling),
+            "channels": plain(experiment.channels),
+            "bad_messages": experiment.bad_messages,
         },
         "data": {"name": data, "clients": len(population.clients)},
         "run": {
@@ -225,6 +228,14 @@ def plain(value: Any) -> Any:
         held = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.init}
         return {"name": _name(type(value)), **held}
     return _name(value if hasattr(value, "__qualname__") else type(value))
+
+
+def _sampling(sampler: Sampler) -> Any:
+    """A sampler, which may be of any class, by what it holds; what begins with _ is its own."""
+    held = {name: item for name, item in getattr(sampler, "__dict__", {}).items() if name[0] != "_"}
+    if is_dataclass(sampler) or not held:
+        return plain(sampler)
+    return {"name": _name(type(sampler)), **plain(held)}
 
 
 def _networks(population: Population) -> dict[str, Any]:
