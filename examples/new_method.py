@@ -54,8 +54,7 @@ class FedAvgM(FedAvg):
     @at_server
     def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
         """Move along the momentum of the clients' mean movement."""
-        ups = list(inbox.values())
-        mean = algebra.mean([up.weights for up in ups], self.shares(ups))
+        mean = self.averaged(server.state.weights, list(inbox.values()))
         start = algebra.parameters(server.state.weights)
         moved = algebra.sub(start, algebra.parameters(mean))
         velocity = algebra.add(moved, server.state.velocity, self.server_momentum)
