@@ -444,7 +444,10 @@ def learning(case: Case) -> None:
     classes = next(iter(case.world.models.values())).classes
     mean, least = sum(last) / len(last), 1 / classes + 0.2
     if not mean > least:
-        raise Differs(f"the mean accuracy is {mean:.3f}, expected above {least:.3f}")
+        raise Differs(
+            f"the mean accuracy is {mean:.3f}, expected above {least:.3f}; its values may be too "
+            "little for ten rounds, e.g. a low rate"
+        )
 
 
 Check = Callable[[Case], None]
