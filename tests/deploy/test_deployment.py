@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -246,6 +247,65 @@ def test_a_recipe_for_sites_must_say_what_nobody_sees(tmp_path: Path) -> None:
     assert "every site brings its own data" in faults(digits)[0]
     with pytest.raises(RecipeError, match=r"every site brings its own data"):
         folders.make(digits, tmp_path / "out", address="127.0.0.1:1")
+
+
+CODE = {
+    "a method": {"method": {"name": "came_along.py:Mine"}},
+    "a metric": {"run": {"metrics": ["came_along.py:Mine"]}},
+    "a network": {"models": {"name": "came_along.py:Mine"}},
+    "a channel": {"federation": {"channel": [{"name": "came_along.py:Mine"}]}},
+    "public data": {"data": {"public": {"name": "came_along.py:Mine"}}},
+    "a function of Python": {"models": {"name": "os:system", "command": "touch ran"}},
+}
+
+
+@pytest.mark.parametrize("tables", CODE.values(), ids=CODE)
+def test_opening_an_invitation_runs_nothing_that_came_with_it(
+    make: Made, tables: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = make().invitation("north")
+    ran = tmp_path / "ran"
+    (folder / "came_along.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    recipe = tomllib.loads((folder / "recipe.toml").read_text())
+    for name, table in tables.items():
+        kept = {} if name in ("method", "models") else recipe.get(name, {})
+        recipe[name] = {**kept, **table}
+    (folder / "recipe.toml").write_text(toml_text(recipe))
+    with pytest.raises(RecipeError, match=r"says where code lies, and code does not travel"):
+        sites.opened(folder)
+    assert not ran.exists()
+
+
+def test_a_recipe_that_names_code_by_its_place_is_not_made_a_deployment(tmp_path: Path) -> None:
+    recipe = recipe_for(write_data(tmp_path), 'run.metrics=["torch:relu"]')
+    with pytest.raises(RecipeError, match=r"^run\.metrics: 'torch:relu' says where code lies"):
+        folders.make(recipe, tmp_path / "out", address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize("name", ["../../north", "/tmp/north", "..", "*", "a/b", "north$(id)"])
+def test_an_invitation_whose_names_lead_elsewhere_is_refused(make: Made, name: str) -> None:
+    folder = make().invitation("north")
+    path = folder / folders.AGREEMENT
+    path.write_text(path.read_text().replace('"north"', f'"{name}"'))
+    with pytest.raises(BadValue, match=r"cannot name a site"):
+        sites.opened(folder)
+
+
+@pytest.mark.parametrize("host", ["$(touch ran)", "a b", "a#verify_name_on_connect=false", "`id`"])
+def test_an_invitation_whose_address_is_more_than_one_is_refused(make: Made, host: str) -> None:
+    folder = make().invitation("north")
+    path = folder / folders.AGREEMENT
+    path.write_text(path.read_text().replace("127.0.0.1", host))
+    with pytest.raises(BadValue, match=r"is no address"):
+        sites.opened(folder)
+
+
+def test_an_invitation_for_somebody_who_takes_no_part_is_refused(make: Made) -> None:
+    folder = make().invitation("north")
+    path = folder / folders.AGREEMENT
+    path.write_text(path.read_text().replace('name = "north"', 'name = "../north"'))
+    with pytest.raises(SiteError, match=r"'\.\./north' is no party"):
+        sites.opened(folder)
 
 
 def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.machinery import SourceFileLoader
@@ -27,6 +29,7 @@ from fedstill.core.errors import BadValue, unknown
 
 T = TypeVar("T")
 
+_INSTALLED_ALONE: ContextVar[bool] = ContextVar("_INSTALLED_ALONE", default=False)
 REFERENCE = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
 OURS = "fedstill"
 
@@ -206,8 +209,27 @@ def absolute(name: str, folder: Path) -> str:
     return f"{(folder / path).resolve()}:{found['name']}"
 
 
+@contextmanager
+def installed_alone() -> Iterator[None]:
+    """Meanwhile names stand for what is ours or installed as a plug-in; no reference is followed.
+
+    For recipes that come from others: a reference may name any file that came along, and any
+    function of Python, which a recipe then gives arguments to.
+    """
+    before = _INSTALLED_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _INSTALLED_ALONE.reset(before)
+
+
 def referred(reference: str) -> Any:
     """What a reference stands for; its code is run the first time it is asked for."""
+    if _INSTALLED_ALONE.get():
+        raise BadValue(
+            f"{reference!r} says where code lies, and code does not travel: install it at every "
+            "party as a plug-in and give its name"
+        )
     found = REFERENCE.fullmatch(reference)
     if found is None:
         raise BadValue(f"{reference!r}: write it as package.module:Class or path/file.py:Class")

@@ -8,6 +8,7 @@ A site puts its own `site.toml`, its key and its certificate beside what it was 
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import tomllib
@@ -19,6 +20,7 @@ from typing import Any
 from fedstill.core import ranges
 from fedstill.core.errors import BadValue, SiteError
 from fedstill.core.files import write_whole
+from fedstill.core.names import installed_alone
 from fedstill.core.records import NodeId
 from fedstill.deploy.place import (
     agreed_digest,
@@ -42,6 +44,7 @@ from fedstill.sites.credentials import Credentials
 from fedstill.sites.site import Policy
 from fedstill.sites.zenoh import COORDINATOR
 
+HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # a name, or an address of either kind
 AGREEMENT, OWN_TABLE, RECIPE = "deployment.toml", "site.toml", "recipe.toml"
 
 
@@ -142,8 +145,18 @@ def sign(out: Path, file: Path, days: int = 365) -> Path:
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """What a folder of a deployment says."""
+    """What a folder of a deployment says; its names are those of files, so they are looked at."""
     found: Deployment = _read(Deployment, folder / AGREEMENT, "deployment", _not_one(folder))
+    try:
+        _check_names(found.sites)
+        _check_address(found.address, found.addresses, found.sites)
+    except BadValue as error:
+        raise BadValue([f"{folder / AGREEMENT}: {line}" for line in error.faults]) from error
+    if found.name not in (COORDINATOR, *found.sites) or safe(found.run) != found.run:
+        raise SiteError(
+            f"{folder / AGREEMENT}: {found.name!r} is no party of {found.run!r}; ask for the "
+            "invitation again"
+        )
     return found
 
 
@@ -167,8 +180,9 @@ def write_own(folder: Path, own: OwnTable, policy: Policy) -> None:
 
 
 def read_agreed(folder: Path) -> Recipe:
-    """The recipe of a folder of a deployment."""
-    (recipe,) = checked(read_recipe(folder / RECIPE))
+    """The recipe of a folder of a deployment; nothing that came with it is run."""
+    with installed_alone():
+        (recipe,) = checked(read_recipe(folder / RECIPE))
     return recipe
 
 
@@ -210,7 +224,11 @@ def _not_one(folder: Path) -> str:
 
 
 def _check_names(names: Sequence[NodeId]) -> None:
-    wrong = [n for n in names if n == COORDINATOR or not n or safe(n) != n or len(n) > 60]
+    wrong = [
+        name
+        for name in names
+        if name == COORDINATOR or not name.strip(".") or safe(name) != name or len(name) > 60
+    ]
     if wrong:
         raise BadValue(
             [
@@ -225,7 +243,7 @@ def _check_address(address: str, addresses: Mapping[NodeId, str], names: Sequenc
     lines = [f"--peer {name}: no such site; known: {', '.join(names)}" for name in strangers]
     for text in [*([address] if address else []), *addresses.values()]:
         host, colon, port = text.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        if not (HOST.fullmatch(host) and colon and port.isdecimal() and 0 < int(port) < 65536):
             lines.append(f"{text!r} is no address; write it as HOST:PORT, e.g. fl.example.org:7447")
     if lines:
         raise BadValue(lines)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fedstill.core.errors import RecipeError, SiteError
 from fedstill.core.model import Model
+from fedstill.core.names import installed_alone
 from fedstill.core.records import NodeId
 from fedstill.data import Collection, Unlabelled
 from fedstill.engines.execution import Execution
@@ -23,6 +23,7 @@ from fedstill.federation.private import computed_normalisation
 from fedstill.logbook.environment import environment
 from fedstill.privacy.privacy import Plan
 from fedstill.recipe.build import execution_of, experiment_of, load_data, load_public
+from fedstill.recipe.check import faults_of
 from fedstill.recipe.tables import Recipe, Table
 from fedstill.runs.digest import decisive
 from fedstill.runs.virtual import virtual_sets
@@ -84,12 +85,8 @@ def faults(recipe: Recipe) -> list[str]:
         lines.append("federation.clock: sites take the time that they take; leave it out")
     if recipe.run.scores == "cross":
         lines.append('run.scores = "cross": nobody has another\'s tests; use "own" or "auto"')
-    lines += [
-        f"{key} = {value!r} lies in a file of yours; code does not travel: install it at every "
-        "site as a plug-in and give its name"
-        for key, value in _texts(recipe.as_tables())
-        if ".py:" in value and not key.startswith(("about", "reported"))
-    ]
+    with installed_alone():
+        lines += faults_of(recipe.as_tables())
     return lines
 
 
@@ -231,15 +228,3 @@ def _party(
     only = Experiment(virtual, alone, rounds=0, seed=recipe.run.seed)
     made, _ = virtual_sets(only, virtual, execution, cache)
     return Party(made[me], party.test, party.model)
-
-
-def _texts(tables: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in some tables, with its dotted key."""
-    if isinstance(tables, Mapping):
-        for key, value in tables.items():
-            yield from _texts(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(tables, (list, tuple)):
-        for place, value in enumerate(tables):
-            yield from _texts(value, f"{where}[{place}]")
-    elif isinstance(tables, str):
-        yield where, tables
