@@ -366,6 +366,27 @@ def test_a_place_outside_of_the_tensor_is_refused(place: int) -> None:
         TopK().receive(Coded(travelling.rest, {"weights.w": parts}), None)
 
 
+STRETCHED: dict[str, tuple[Channel, dict[str, Tensor]]] = {
+    "half": (Half(), {"values": torch.zeros(9, 1), "factor": torch.zeros(9)}),
+    "eight_bit": (
+        EightBit(),
+        {"levels": torch.zeros(9).byte(), "low": torch.zeros(9), "step": torch.zeros(9)},
+    ),
+    "low_rank": (LowRank(), {"left": torch.zeros(81, 1), "right": torch.zeros(1, 1)}),
+    "top_k": (TopK(), {"values": torch.zeros(1), "places": torch.zeros(1).short()}),
+}
+
+
+@pytest.mark.parametrize(("channel", "parts"), STRETCHED.values(), ids=STRETCHED)
+def test_parts_are_not_stretched_over_each_other(
+    channel: Channel, parts: dict[str, Tensor]
+) -> None:
+    """Of 9 entries 81 were made: of a few megabytes more than any memory holds."""
+    rest = Down({"a": torch.empty(0, 9, 9)})
+    with pytest.raises(WireError, match=r"a cannot be decoded.*ValueError: \w+ of \[.*expected \["):
+        channel.receive(Coded(rest, {"weights.a": parts}), None)
+
+
 def test_how_much_a_coded_message_will_take_is_known_before() -> None:
     row = [TopK(share=0.1), EightBit(least=1)]
     travelling: Any = sent(row, Up({"w": normal(20, 20)}, 1), upward(), {})[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -73,6 +73,18 @@ class Coded(Message):
                 ) from error
 
         return trees.with_tensors(self.rest, [filled(*item) for item in places.items()])
+
+
+def fitting(parts: Parts, **shapes: Sequence[int]) -> list[Tensor]:
+    """Parts by name, where each has the shape that its channel gives it.
+
+    Parts of other shapes would be stretched over each other: a few bytes could become a tensor that
+    no memory holds before anybody compares it with the shape that was announced.
+    """
+    for name, shape in shapes.items():
+        if tuple(parts[name].shape) != tuple(shape):
+            raise ValueError(f"{name} of {list(parts[name].shape)}, expected {list(shape)}")
+    return [parts[name] for name in shapes]
 
 
 def coded(message: Message, parts: dict[str, Parts]) -> Coded:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fedstill.channels.coded import Parts
+from fedstill.channels.coded import Parts, fitting
 from fedstill.channels.tensors import TensorChannel
 
 LEVELS = 255  # steps between the smallest and the largest entry
@@ -40,8 +40,10 @@ class EightBit(TensorChannel):
         return {"levels": codes.reshape(tensor.shape), "low": low.flatten(), "step": step.flatten()}
 
     def decode(self, parts: Parts, shape: tuple[int, ...]) -> Tensor:
-        rows = self._rows(parts["levels"]).float()
-        return rows * parts["step"].unsqueeze(1) + parts["low"].unsqueeze(1)
+        (levels,) = fitting(parts, levels=shape)
+        rows = self._rows(levels).float()
+        step, low = fitting(parts, step=[len(rows)], low=[len(rows)])
+        return rows * step.unsqueeze(1) + low.unsqueeze(1)
 
     def worth(self, tensor: Tensor) -> bool:
         rows = len(tensor) if self.per == "row" and tensor.dim() > 1 else 1

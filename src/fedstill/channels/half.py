@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from fedstill.channels.coded import Parts
+from fedstill.channels.coded import Parts, fitting
 from fedstill.channels.tensors import TensorChannel
 
 LARGEST = 65504.0  # of float16
@@ -28,4 +28,5 @@ class Half(TensorChannel):
         return {"values": (tensor / factor).to(torch.float16), "factor": factor}
 
     def decode(self, parts: Parts, shape: tuple[int, ...]) -> Tensor:
-        return parts["values"].float() * parts["factor"]
+        values, factor = fitting(parts, values=shape, factor=[])
+        return values.float() * factor

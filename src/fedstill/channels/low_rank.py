@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from fedstill.channels.coded import Parts
+from fedstill.channels.coded import Parts, fitting
 from fedstill.channels.tensors import TensorChannel
 from fedstill.core.ranges import Count
 from fedstill.core.records import Direction
@@ -40,7 +41,10 @@ class LowRank(TensorChannel):
         return {"left": left.to(tensor.dtype), "right": right.to(tensor.dtype)}
 
     def decode(self, parts: Parts, shape: tuple[int, ...]) -> Tensor:
-        return parts["left"] @ parts["right"].T
+        rows, columns = shape[0], math.prod(shape[1:])
+        rank = min(self.rank, rows)
+        left, right = fitting(parts, left=[rows, rank], right=[columns, rank])
+        return left @ right.T
 
     def worth(self, tensor: Tensor) -> bool:
         if tensor.dim() < 2:

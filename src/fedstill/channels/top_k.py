@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Generator, Tensor
 
-from fedstill.channels.coded import Parts
+from fedstill.channels.coded import Parts, fitting
 from fedstill.channels.tensors import TensorChannel
 from fedstill.core.ranges import Range
 from fedstill.core.records import Direction
@@ -41,8 +41,10 @@ class TopK(TensorChannel):
         return {"values": flat[places], "places": places.to(kind)}
 
     def decode(self, parts: Parts, shape: tuple[int, ...]) -> Tensor:
-        values, places = parts["values"], parts["places"].long()
-        whole = values.new_zeros(math.prod(shape))
+        entries = math.prod(shape)
+        sent = [self._count(entries)]
+        values, places = fitting(parts, values=sent, places=sent)
+        whole, places = values.new_zeros(entries), places.long()
         # On a GPU a place outside would end the process rather than be refused.
         if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(whole):
             raise IndexError(f"a place is not among the {len(whole)} entries")
