@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedstill.channels import TopK
-from fedstill.core.errors import BadValue, SiteError
+from fedstill.channels.coded import Layer
+from fedstill.core.errors import LONGEST, BadValue, SiteError
 from fedstill.core.method import Method
 from fedstill.core.records import NodeId
+from fedstill.engines.ranks.letters import as_bytes, as_tensor
+from fedstill.engines.ranks.protocol import Letter
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
-from fedstill.logbook.writer import MemoryLog
+from fedstill.logbook.reader import read_rows
+from fedstill.logbook.writer import FolderLog, MemoryLog
 from fedstill.methods import METHODS
 from fedstill.sites import words
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import Exchange, Silence
+from fedstill.sites.words import Acted
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.closely import written
 from fedstill.wire import codec
@@ -150,3 +156,64 @@ def test_crosswise_scores_are_refused() -> None:
     method, world = small(METHODS["fedavg"]), worlds.pictures()
     with pytest.raises(BadValue, match="nobody has another's tests"):
         at_sites.away(method, world, {}, scores="cross")
+
+
+class Lying:
+    """One site says something else than it did."""
+
+    def __init__(self, line: Exchange, lie: Callable[[Acted], Acted]):
+        self.line, self.lie = line, lie
+
+    def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
+        answers = dict(self.line.ask(requests, seconds))
+        said = words.read(answers["c1"])
+        if isinstance(said, Acted):
+            answers["c1"] = words.written(self.lie(said))
+        return answers
+
+
+def played_with(lie: Callable[[Acted], Acted], log: Any, **options: Any) -> None:
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    there = at_sites.sites(method, world, rounds=1)
+    options = {"rounds": 1, "bad_messages": "leave_out", **options}
+    run(at_sites.away(method, world, there, lambda line: Lying(line, lie), **options), log)
+
+
+def test_a_letter_in_too_many_layers_is_an_absence() -> None:
+    empty = as_tensor(codec.encode(Layer({})))
+
+    def wrapped(said: Acted) -> Acted:
+        (letter,) = said.letters
+        return said.replace(letters=(letter.replace(layers=(empty,) * 5000),))
+
+    log = MemoryLog()
+    played_with(wrapped, log)
+    (note,) = [note for note in log.notes if note.node == "c1"]
+    assert note.text.endswith("Up: coded by 5000 channels, the limit is 64")
+
+
+def renamed(letter: Letter, name: str) -> Letter:
+    """A letter with a tensor more of weights, of a name that may be no valid text."""
+    data = as_bytes(letter.data).tobytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    about = json.loads(header["__metadata__"]["fedstill"])
+    last = max(entry["data_offsets"][1] for key, entry in header.items() if "weights" in key)
+    header[f"weights.{name}"] = {"dtype": "U8", "shape": [0], "data_offsets": [last, last]}
+    about["fields"]["weights"][name] = "tensor"
+    header["__metadata__"]["fedstill"] = json.dumps(about)
+    made = json.dumps(header).encode()
+    return letter.replace(data=as_tensor(len(made).to_bytes(8, "little") + made + data[end:]))
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 200_000, "\x1b[31mred\r"], ids=ascii)
+def test_names_that_a_site_chose_do_no_harm_in_the_notes(name: str, tmp_path: Path) -> None:
+    def strange(said: Acted) -> Acted:
+        (letter,) = said.letters
+        return said.replace(letters=(renamed(letter, name),))
+
+    with FolderLog(tmp_path) as log:
+        played_with(strange, log)
+    notes = [note.text for note in read_rows(tmp_path).notes if note.node == "c1"]
+    assert len(notes) == 1 and notes[0].startswith("c1 sent another network than it was given")
+    assert len(notes[0]) <= 3 * LONGEST + 1 and notes[0].isprintable()

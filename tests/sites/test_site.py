@@ -11,7 +11,7 @@ from typing import Any, Literal, Never
 import pytest
 import torch
 
-from fedstill.core.errors import BadValue, SiteError, WireError
+from fedstill.core.errors import LONGEST, BadValue, SiteError, WireError, told
 from fedstill.core.method import Method, at_clients, at_server
 from fedstill.core.node import SERVER, Inbox, Node
 from fedstill.core.records import Message, State, Weights
@@ -394,8 +394,8 @@ def test_a_site_knows_when_the_run_is_over(site: Site) -> None:
 
 
 def test_what_others_say_is_one_short_line_in_a_log() -> None:
-    assert words.told("a\nb\x1b[31mc") == "a b [31mc"
-    assert len(words.told("x" * 5000)) == words.LONGEST + 1
+    assert told("a\nb\x1b[31mc") == "a b [31mc"
+    assert len(told("x" * 5000)) == LONGEST + 1
 
 
 def test_a_policy_out_of_range_is_refused() -> None:

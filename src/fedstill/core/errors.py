@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 300  # characters of what another party says in words
+
 
 class FedstillError(Exception):
     """Anything fedstill refuses, with a message meant for a person."""
@@ -62,6 +64,12 @@ class StepError(FedstillError):
         super().__init__(
             f"{method}.{step} failed on {node} in round {round}: {type(cause).__name__}: {cause}"
         )
+
+
+def told(text: str, longest: int = LONGEST) -> str:
+    """What another party says in words, as it may stand in a log: one short line."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from fedstill.channels import Channel, received
 from fedstill.channels.coded import Coded, unwrapped
 from fedstill.core.algebra import not_finite
 from fedstill.core.content import LARGEST, refusal, strange_numbers
-from fedstill.core.errors import BadMessage, WireError
+from fedstill.core.errors import LONGEST, BadMessage, WireError, told
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId
@@ -207,6 +207,7 @@ class Post:
         self._leave_out(round, sender, f"{sender} {why} ({step.title}, round {round})", "Set")
 
     def _leave_out(self, round: int, sender: NodeId, text: str, advice: str) -> None:
+        text = told(text, 3 * LONGEST)  # the sender's own names may stand in it
         if self.bad_messages == "stop":
             raise BadMessage(
                 f'{text}. {advice} federation.bad_messages = "leave_out" to go on without such '

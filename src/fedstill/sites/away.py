@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedstill.channels.coded import unwrapped
-from fedstill.core.errors import BadValue, SiteError, WireError
+from fedstill.core.errors import BadValue, SiteError, WireError, told
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.ranges import Positive, Whole
@@ -109,7 +109,7 @@ class Away(OwnNode):
         for node, present in found.items():
             if present.torch != self.standing.torch:
                 self.notes.append(
-                    f"{node} runs torch {words.told(present.torch)}, the coordinator "
+                    f"{node} runs torch {told(present.torch)}, the coordinator "
                     f"{self.standing.torch}: sums may differ in their last digits"
                 )
         return found
@@ -227,7 +227,7 @@ class Away(OwnNode):
         except SiteError as error:
             return Silence(str(error))
         except WireError as error:
-            return Silence(f"sent what cannot be read: {words.told(str(error))}")
+            return Silence(f"sent what cannot be read: {told(str(error))}")
 
     def _outcome(
         self,
@@ -246,17 +246,17 @@ class Away(OwnNode):
             check_kind(step, outcome)
             marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
         except (WireError, KeyError) as error:
-            return Outcome(absent=f"sent what cannot be read: {words.told(str(error))}")
+            return Outcome(absent=f"sent what cannot be read: {told(str(error))}")
         if outcome.absent is not None:
-            return Outcome(absent=words.told(outcome.absent))
+            return Outcome(absent=told(outcome.absent))
         for name, mark in zip((node, channels_of(node)), marks, strict=True):
             if mark != NEVER:
                 self.inner.states[name] = None if mark == BLANK else AtSite(mark)
         return replace(
             outcome,
-            numbers={words.told(k): v for k, v in outcome.numbers.items()},
-            spent=tuple(replace(row, mechanism=words.told(row.mechanism)) for row in outcome.spent),
-            rejected={s: words.told(w) for s, w in outcome.rejected.items() if s in inbox},
+            numbers={told(k): v for k, v in outcome.numbers.items()},
+            spent=tuple(replace(row, mechanism=told(row.mechanism)) for row in outcome.spent),
+            rejected={s: told(w) for s, w in outcome.rejected.items() if s in inbox},
         )
 
     def _check_enough(self, step: Step, round: int, outcomes: Mapping[NodeId, Outcome]) -> None:

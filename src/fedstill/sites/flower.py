@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstill.core.errors import told
 from fedstill.core.records import NodeId
-from fedstill.sites import words
 from fedstill.sites.exchange import Silence
 
 PART = "fedstill"  # the record in which bytes travel
@@ -169,7 +169,7 @@ class Nodes:
 def _opened(reply: Any, node: int) -> bytes | Silence:
     """The bytes of an answer; of one that is none, why."""
     if reply.has_error():
-        return Silence(f"Flower error {reply.error.code}: {words.told(str(reply.error.reason))}")
+        return Silence(f"Flower error {reply.error.code}: {told(str(reply.error.reason))}")
     if reply.metadata.src_node_id != node:
         return Silence(f"node {reply.metadata.src_node_id} answered in its place")
     records = reply.content.config_records

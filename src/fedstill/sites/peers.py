@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstill.core.errors import BadValue, SiteError, WireError
+from fedstill.core.errors import BadValue, SiteError, WireError, told
 from fedstill.core.method import Method, Place, Step, steps_of
 from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.records import Direction, NodeId, Record
@@ -28,7 +28,6 @@ from fedstill.engines.ranks.letters import Letters, by_hearer, kinds_of, outcome
 from fedstill.engines.ranks.protocol import Left, Letter
 from fedstill.engines.scoring import Scores
 from fedstill.federation.sampling import Sampler
-from fedstill.sites import words
 from fedstill.sites.away import Patience, check_kind
 from fedstill.sites.own_node import OwnNode
 from fedstill.sites.words import Hello
@@ -202,13 +201,13 @@ class Peers(OwnNode):
             was = (self.standing.run, peer, round, number, step.name)
             came = (said.run, said.node, said.round, said.number, said.step)
             if was != came:
-                text = words.told(f"spoke of {came[1:]}, but was asked for {was[1:]}")
+                text = told(f"spoke of {came[1:]}, but was asked for {was[1:]}")
                 return Outcome(absent=text)
             if said.absent is not None:
-                return Outcome(absent=words.told(said.absent))
+                return Outcome(absent=told(said.absent))
             return self._opened(step, said)
         except (WireError, KeyError) as error:
-            return Outcome(absent=f"sent what cannot be read: {words.told(str(error))}")
+            return Outcome(absent=f"sent what cannot be read: {told(str(error))}")
 
     def _opened(self, step: Step, said: Said) -> Outcome:
         letters = () if said.letter is None else (said.letter,)
@@ -253,7 +252,7 @@ class Peers(OwnNode):
             here, there = getattr(self.standing, name), getattr(said.hello, name)
             if here != there:
                 raise SiteError(
-                    f"{peer} has {name} {words.told(str(there))}, this peer has {here}; all must "
+                    f"{peer} has {name} {told(str(there))}, this peer has {here}; all must "
                     "join with the same invitation and run the same fedstill"
                 )
 

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import cast
 
 from fedstill.core import content, ranges
-from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError
+from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError, told
 from fedstill.core.method import Method, Place
 from fedstill.core.node import Inbox
 from fedstill.core.ranges import Count, Positive
@@ -172,11 +172,9 @@ class Site:
 
     def _check_head(self, request: Act | Examine | Over) -> None:
         if request.run != self.standing.run:
-            raise SiteError(
-                f"it takes part in run {self.standing.run}, not in {words.told(request.run)}"
-            )
+            raise SiteError(f"it takes part in run {self.standing.run}, not in {told(request.run)}")
         if request.node != self.name:
-            raise SiteError(f"this is {self.name}, not {words.told(request.node)}")
+            raise SiteError(f"this is {self.name}, not {told(request.node)}")
 
     def _hello(self, hello: Hello) -> Present:
         own = self.standing
@@ -187,7 +185,7 @@ class Site:
             ("fedstill", "fedstill"),
             ("wire", "wire format"),
         ):
-            here, there = (words.told(str(getattr(side, name))) for side in (own, hello))
+            here, there = (told(str(getattr(side, name))) for side in (own, hello))
             if here != there:
                 raise SiteError(f"it has {what} {here}, the coordinator {there}")
         data = self.engine.population.party(self.name).data
@@ -227,7 +225,7 @@ class Site:
         method, rounds = self.engine.experiment.method, self.engine.experiment.rounds
         if act.step not in self.steps:
             title = type(method).__name__
-            raise SiteError(f"{title} has no step {words.told(act.step)} for clients")
+            raise SiteError(f"{title} has no step {told(act.step)} for clients")
         if not 0 <= act.round <= rounds:
             raise SiteError(f"it was asked for round {act.round}, but the recipe has {rounds}")
         last = method.after() if act.round == rounds else ()
@@ -267,7 +265,7 @@ class Site:
         reader = experiment.reader(self.name, round)
         for sender, message in inbox.items():
             if why := content.refusal(experiment.method, reader, sender, message):
-                raise SiteError(f"{words.told(sender)} {words.told(why)}")
+                raise SiteError(f"{told(sender)} {told(why)}")
 
     def _examined(self, request: Examine) -> Examined:
         engine, name, round = self.engine, self.name, request.round
@@ -289,7 +287,7 @@ class Site:
         if isinstance(error, StepError):
             return f"{error.method}.{error.step} failed in round {error.round}; see its own log"
         if isinstance(error, FedstillError):
-            return words.told(str(error))
+            return told(str(error))
         return f"it failed ({type(error).__name__}); see its own log"
 
     def _own_log(self, error: Exception) -> None:
@@ -307,7 +305,7 @@ class Site:
         line = Line(
             _now(),
             getattr(request, "round", None),
-            asked if isinstance(reply, Acted) else words.told(asked),
+            asked if isinstance(reply, Acted) else told(asked),
             len(data),
             len(sent),
             round(seconds, 3),

@@ -10,14 +10,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedstill.core.errors import SiteError, WireError
+from fedstill.core.errors import SiteError, WireError, told
 from fedstill.core.records import Record
 from fedstill.engines.ranks.protocol import Left, Letter
 from fedstill.wire import codec
 
 NEVER = "never"  # the mark of a memory that was not made yet
 BLANK = "blank"  # the mark of one who has acted and remembers nothing
-LONGEST = 300  # characters of what another party says in words
 MOST_MARKS = 64  # that a request may ask to keep
 
 R = TypeVar("R", bound=Record)
@@ -147,9 +146,3 @@ def answered(kind: type[R], asked: Record, answer: Record) -> R:
                     f"answered for {name} {told(str(came))}, but was asked for {told(str(was))}"
                 )
     return answer
-
-
-def told(text: str) -> str:
-    """What another party says in words, as it may stand in a log: one short line."""
-    line = "".join(c if c.isprintable() else " " for c in text)
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"

@@ -22,6 +22,7 @@ from fedstill.engines.ranks.protocol import Left, Letter, Spent
 from fedstill.wire import codec
 
 R = TypeVar("R", bound=Record)
+MOST_LAYERS = 64  # channels that may have coded a letter
 
 
 class Letters:
@@ -62,6 +63,11 @@ class Letters:
                 f"a letter of kind {letter.kind} came, the method has {len(self.kinds)}"
             )
         kind = self.kinds[letter.kind]
+        if len(letter.layers) > MOST_LAYERS:
+            raise WireError(
+                f"{kind.__name__}: coded by {len(letter.layers)} channels, the limit is "
+                f"{MOST_LAYERS}"
+            )
         message = decoded(letter.data, kind, device, self.held, self.limits)
         layers = (decoded(data, Layer, device, (), self.limits) for data in letter.layers)
         made = wrapped(message, tuple(layers))
