@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from fedstill.core.errors import LONGEST, BadValue, SiteError
 from fedstill.core.method import Method
 from fedstill.core.records import NodeId
 from fedstill.engines.ranks.letters import as_bytes, as_tensor
-from fedstill.engines.ranks.protocol import Letter
+from fedstill.engines.ranks.protocol import Letter, Spent
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.logbook.reader import read_rows
 from fedstill.logbook.writer import FolderLog, MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import Exchange, Silence
@@ -166,7 +168,8 @@ class Lying:
 
     def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
         answers = dict(self.line.ask(requests, seconds))
-        said = words.read(answers["c1"])
+        answer = answers["c1"]
+        said = None if isinstance(answer, Silence) else words.read(answer)
         if isinstance(said, Acted):
             answers["c1"] = words.written(self.lie(said))
         return answers
@@ -217,3 +220,25 @@ def test_names_that_a_site_chose_do_no_harm_in_the_notes(name: str, tmp_path: Pa
     notes = [note.text for note in read_rows(tmp_path).notes if note.node == "c1"]
     assert len(notes) == 1 and notes[0].startswith("c1 sent another network than it was given")
     assert len(notes[0]) <= 3 * LONGEST + 1 and notes[0].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "row", "reason"),
+    [
+        (None, Spent("normal", 1.0, 1.0, 1), "the recipe has no privacy"),
+        (Privacy(epsilon=8.0), Spent("normal", math.nan, 1.0, 1), "with noise nan, which no plan"),
+        (Privacy(epsilon=8.0), Spent("normal", 1e-200, 1.0, 1), "with noise 1e-200, which no"),
+        (Privacy(epsilon=8.0), Spent("normal", 1.0, math.nan, 1), "at rate nan with noise 1"),
+        (Privacy(epsilon=8.0), Spent("normal", 1.0, 0.5, 2**62), "4611686018427387904 releases"),
+        (Privacy(epsilon=8.0), Spent("normal", 1.0, 1.0, -5), "it spent -5 releases"),
+    ],
+)
+def test_a_ledger_that_nobody_can_account_for_is_an_absence(
+    privacy: Privacy | None, row: Spent, reason: str
+) -> None:
+    log = MemoryLog()
+    played_with(
+        lambda said: said.replace(left=said.left.replace(spent=(row,))), log, privacy=privacy
+    )
+    (note,) = [note for note in log.notes if note.node == "c1"]
+    assert reason in note.text

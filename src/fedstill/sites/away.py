@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,9 +20,10 @@ from fedstill.engines.engine import Outcome
 from fedstill.engines.outbox import channels_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import Letters, kinds_of, outcome_of, packed
-from fedstill.engines.ranks.protocol import AtSite
+from fedstill.engines.ranks.protocol import AtSite, Spent
 from fedstill.engines.scoring import Scores
 from fedstill.metrics import chosen
+from fedstill.privacy.accounting import LEAST_SIGMA
 from fedstill.sites import words
 from fedstill.sites.exchange import Exchange, Silence
 from fedstill.sites.own_node import OwnNode
@@ -41,6 +42,8 @@ from fedstill.sites.words import (
 from fedstill.wire import codec
 
 R = TypeVar("R", bound=Record)
+MOST_SPENT = 1000  # rows of a ledger for one step
+MOST_RELEASES = 2**20  # in one of them
 ASKED = "asked"  # what is said of a site that was asked and has not answered yet
 
 
@@ -244,6 +247,7 @@ class Away(OwnNode):
             messages = letters.opened(answer.letters, self.inner.device)
             outcome = outcome_of(answer.left, messages, round, step.name, node)
             check_kind(step, outcome)
+            self._check_spent(answer.left.spent)
             marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
         except (WireError, KeyError) as error:
             return Outcome(absent=f"sent what cannot be read: {told(str(error))}")
@@ -258,6 +262,21 @@ class Away(OwnNode):
             spent=tuple(replace(row, mechanism=told(row.mechanism)) for row in outcome.spent),
             rejected={s: told(w) for s, w in outcome.rejected.items() if s in inbox},
         )
+
+    def _check_spent(self, rows: Sequence[Spent]) -> None:
+        """Refuse rows of a ledger that nobody can account for, or that nobody asked for."""
+        privacy = self.experiment.privacy
+        if rows and privacy is None:
+            raise WireError("it says what it spent, but the recipe has no privacy")
+        if len(rows) > MOST_SPENT:
+            raise WireError(f"{len(rows)} rows of a ledger came, the limit is {MOST_SPENT}")
+        for row in rows if privacy is not None and privacy.valid else ():
+            noisy = row.sigma >= LEAST_SIGMA and 0 <= row.rate <= 1
+            if not (noisy and 0 <= row.releases <= MOST_RELEASES):
+                raise WireError(
+                    f"it says that it spent {row.releases} releases at rate {row.rate:g} with "
+                    f"noise {row.sigma:g}, which no plan has"
+                )
 
     def _check_enough(self, step: Step, round: int, outcomes: Mapping[NodeId, Outcome]) -> None:
         """Stop where too few answered; the last checkpoint is there to go on from."""
