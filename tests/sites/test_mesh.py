@@ -82,6 +82,20 @@ def test_a_question_waits_until_the_word_is_said_and_one_that_was_forgotten_is_t
         assert south.fetch("north", "7/0", 0.2) is None
 
 
+def test_a_question_that_brings_bytes_along_is_not_kept(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with meeting(tmp_path, authority) as mesh:
+        north, south = mesh["north"], mesh["south"]
+        assert south.present.wait_for(["north"], 20) == set()
+        key = f"{zenoh.root(RUN)}/north/for/south/5/0"
+        for payload in (b"much", None):
+            replies = south.session.get(key, payload=payload, timeout=0.5)
+            assert not [reply for reply in replies if reply.ok]
+            kept = [query.payload for line in north._waiting.values() for query in line]
+            assert kept == ([] if payload else [None])
+
+
 def test_a_peer_that_speaks_in_anothers_name_is_not_heard(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -200,6 +200,29 @@ def test_the_same_question_is_worked_on_once_and_all_who_asked_hear_the_answer(
     assert len(times) == 1
 
 
+def test_questions_that_nobody_waits_for_do_not_pile_up(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    worked_on: list[bytes] = []
+    free = threading.Event()
+
+    def slow(data: bytes) -> bytes:
+        worked_on.append(data)
+        free.wait(20)
+        return b"ok"
+
+    with answering(own, address, slow):
+        assert calls.here.wait_for(["north"], 10) == set()
+        for number in range(30):
+            assert calls._asked_once("north", b"%d" % number, 0.05) is None
+        free.set()
+        assert asked(calls, data=b"last", seconds=20) == b"ok"
+    assert len(worked_on) <= zenoh.MOST_QUESTIONS + 1
+    assert worked_on[0] == b"0" and worked_on[-1] == b"last"
+
+
 def test_an_answer_that_comes_too_late_is_there_when_it_is_asked_for_again(
     line: Any, authority: Authority, tmp_path: Path
 ) -> None:

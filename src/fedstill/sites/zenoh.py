@@ -30,6 +30,8 @@ PATIENCE_MS = 5000  # for a site's call to be taken; it calls again
 AGAIN = 30.0  # seconds after which a question is asked again
 MOST_WAITING = 64  # questions for one word that is not said yet
 MOST_WORDS = 4096  # such words
+MOST_QUESTIONS = 8  # that wait at a site; a coordinator has one at a time
+MOST_ASKERS = 4  # of the same question there; those before have hung up
 
 _SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
 _ASKED = ["query", "liveliness_query", "declare_liveliness_subscriber"]
@@ -395,6 +397,9 @@ class ZenohMesh:
         closed(self.session)
 
     def _asked(self, query: zenoh.Query) -> None:
+        if query.payload is not None:  # nobody needs one to ask for a word, and it would be kept
+            query.drop()  # type: ignore[no-untyped-call]
+            return
         place = str(query.key_expr).removeprefix(f"{root(self.run)}/{self.me}/")
         with self._lock:
             data = b"" if self._forgotten(place) else self._said.get(place)
@@ -427,7 +432,10 @@ def serve(
     answer: Callable[[bytes], bytes],
     ended: Callable[[], bool],
 ) -> None:
-    """Answer until the end: one question at a time, and whoever asks the same waits along."""
+    """Answer until the end: one question at a time, and whoever asks the same waits along.
+
+    Of what is asked beyond `MOST_QUESTIONS` nothing is kept: whoever means it asks again.
+    """
     work: Queue[tuple[str, bytes]] = Queue()
     waiting: dict[str, list[zenoh.Query]] = {}
     lock = threading.Lock()
@@ -437,7 +445,12 @@ def serve(
         key = hashlib.sha256(data).hexdigest()
         with lock:
             known = key in waiting
-            waiting.setdefault(key, []).append(query)
+            if not known and len(waiting) >= MOST_QUESTIONS:
+                query.drop()  # type: ignore[no-untyped-call]
+                return
+            line = waiting.setdefault(key, [])
+            line.append(query)
+            del line[:-MOST_ASKERS]
         if not known:
             work.put((key, data))
 
