@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from fedstill.core.errors import LONGEST, BadValue, SiteError, WireError, told
-from fedstill.core.method import Method, at_clients, at_server
+from fedstill.core.method import Method, Scored, at_clients, at_server
 from fedstill.core.node import SERVER, Inbox, Node
 from fedstill.core.records import Message, State, Weights
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
-from fedstill.engines.ranks.letters import Letters, kinds_of
+from fedstill.engines.ranks.letters import Letters, kinds_of, packed
 from fedstill.federation.budget import calibrated
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
@@ -250,6 +250,25 @@ def test_a_coordinator_that_asks_too_often_is_refused_and_a_repeat_costs_nothing
     again = Site(engine, hello, policy=Policy(most_acts=2), folder=tmp_path)
     answer = words.read(again.answer(asked[2]))  # what was asked before it was restarted counts
     assert isinstance(answer, Refused) and "more than 2 different acts" in answer.text
+
+
+def test_a_coordinator_that_asks_for_scores_without_end_is_refused(tmp_path: Path) -> None:
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    there = at_sites.sites(method, world, tmp_path, rounds=1)
+    model = world.server_model
+    asked = [
+        words.Examine("trial", "c0", 1, "", packed(Scored(model.init(seed)))) for seed in range(5)
+    ]
+    for request in [*asked[:4], *asked[:4]]:
+        assert isinstance(words.read(there["c0"].answer(words.written(request))), words.Examined)
+    again = at_sites.sites(method, world, tmp_path, rounds=1)["c0"]  # what was asked before counts
+    assert "more than 4 different scores" in refusal(again, asked[4])
+    assert "scores of round 2, but the recipe has 1" in refusal(again, asked[0].replace(round=2))
+
+
+def test_a_sender_who_takes_no_part_is_refused(site: Site) -> None:
+    said = refusal(site, act(inbox={"nobody\n": 0}))
+    assert said == "nobody  takes no part in this run"
 
 
 def test_an_act_that_is_not_in_the_plan_is_refused(site: Site) -> None:

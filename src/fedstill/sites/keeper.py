@@ -23,6 +23,8 @@ from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.shelf import Shelf
 from fedstill.sites.words import BLANK, NEVER
 
+SCORES = "scores"  # so begins what is kept of an examination in place of an act
+
 
 class Keeper:
     """Memories by mark for one client's engine; without a folder they are kept in this process."""
@@ -128,7 +130,7 @@ class Keeper:
         return any(act == other and known != digest for known, other in self._asked.items())
 
     def count(self, act: str, request: bytes) -> int:
-        """How many different things were asked for, with this one; on the disk when it returns."""
+        """How many different acts, or scores, were asked for, with this; on the disk then."""
         digest = _digest(request)
         if digest not in self._asked:
             self._asked[digest] = act
@@ -137,7 +139,8 @@ class Keeper:
                     file.write(f"{digest} {act}\n")
                     file.flush()
                     os.fsync(file.fileno())
-        return len(self._asked)
+        scores = act.startswith(SCORES)
+        return sum(other.startswith(SCORES) == scores for other in self._asked.values())
 
     def _kept(self, node: NodeId) -> str:
         states = self.engine.states

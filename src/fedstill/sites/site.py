@@ -20,7 +20,7 @@ from typing import cast
 from fedstill.core import content, ranges
 from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError, told
 from fedstill.core.method import Method, Place
-from fedstill.core.node import Inbox
+from fedstill.core.node import SERVER, Inbox
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Direction, Message, NodeId, Record
 from fedstill.engines.play.in_process import InProcess
@@ -35,7 +35,7 @@ from fedstill.engines.ranks.letters import (
 )
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
-from fedstill.sites.keeper import Keeper
+from fedstill.sites.keeper import SCORES, Keeper
 from fedstill.sites.words import (
     NEVER,
     Act,
@@ -131,6 +131,7 @@ class Site:
         self.kinds, self.held = kinds_of(method), method.holds
         self.keeper = Keeper(self.name, engine, folder)
         self.most_acts = self.policy.most_acts or 2 * planned_acts(engine)
+        self.most_scores = 2 * (engine.experiment.rounds + 1)
         self.over = False  # whether the coordinator said so
         self._lock = Lock()
 
@@ -166,7 +167,7 @@ class Site:
                 content = words.written(request.replace(keep=()))  # what it comes to
                 return self.keeper.answer_to(content) or self._acted(request, content)
             case Examine():
-                return self._examined(request)
+                return self._examined(request, data)
         self.over = True
         return Done(self.name)
 
@@ -238,6 +239,10 @@ class Site:
 
     def _played(self, act: Act, content: bytes) -> Acted:
         engine, name = self.engine, self.name
+        known = {SERVER, *engine.population.clients}
+        for sender in act.inbox:
+            if sender not in known:
+                raise SiteError(f"{told(sender)} takes no part in this run")
         letters = Letters(self.kinds, self.held, codec.STRANGERS)
         messages = letters.opened(act.letters, engine.device)
         inbox = Inbox({sender: at_place(messages, place) for sender, place in act.inbox.items()})
@@ -267,8 +272,18 @@ class Site:
             if why := content.refusal(experiment.method, reader, sender, message):
                 raise SiteError(f"{told(sender)} {told(why)}")
 
-    def _examined(self, request: Examine) -> Examined:
+    def _examined(self, request: Examine, data: bytes) -> Examined:
         engine, name, round = self.engine, self.name, request.round
+        if not 0 <= round <= engine.experiment.rounds:
+            raise SiteError(
+                f"it was asked for scores of round {round}, but the recipe has "
+                f"{engine.experiment.rounds}"
+            )
+        if self.keeper.count(f"{SCORES} {round}", data) > self.most_scores:
+            raise SiteError(
+                f"it was asked for more than {self.most_scores} different scores, twice what the "
+                "recipe plans: whoever may ask without end learns its tests"
+            )
         server = own = None
         if request.server is not None:
             kind = engine.experiment.method.scored_kind
