@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ def test_a_folder_without_runs_is_refused_and_a_broken_run_is_named(tmp_path: Pa
     found = content(found_in([tmp_path]))
     assert len(found["runs"]) == 1
     assert "broken/metrics.csv has the columns" in found["remarks"][0]
+    header = (tmp_path / "good" / "notes.csv").read_text().splitlines()[0]
+    handmade.run_folder(tmp_path / "long")
+    (tmp_path / "long" / "notes.csv").write_text(f"{header}\n1,warning,,{'x' * 200_000}\n")
+    assert (
+        "long/notes.csv, line 2: field larger than" in content(found_in([tmp_path]))["remarks"][1]
+    )
 
 
 def test_methods_stand_in_the_order_of_the_recipe(tmp_path: Path) -> None:
@@ -129,6 +136,29 @@ def test_images_of_another_form_are_refused_and_left_out(tmp_path: Path) -> None
     (sets, *_) = image_sets.read(kept / "round-00002.npz")
     assert sets.images[0, 0, 0, 0, 0] == 51  # 0.2 of 255
     assert sets.there.tolist() == [[True, True], [True, False]]
+    shown = content(found_in([run]))["images"]["shown"]
+    assert {image["round"] for image in shown} == {2}
+
+
+def test_images_that_would_fill_the_memory_are_left_out_unread(tmp_path: Path) -> None:
+    run = handmade.run_folder(tmp_path / "run")
+    handmade.images(run, rounds=(2,))
+    kept = run / "pictures" / "synthetic"
+    with (
+        zipfile.ZipFile(kept / "round-00003.npz", "w", zipfile.ZIP_DEFLATED) as packed,
+        packed.open("nodes.npy", "w", force_zip64=True) as part,
+    ):
+        for _ in range(1 + image_sets.MOST_BYTES // 2**20):
+            part.write(bytes(2**20))
+    assert (kept / "round-00003.npz").stat().st_size < 2**20
+    with pytest.raises(RunFolderError, match=r"bytes once it is unpacked, the limit is"):
+        image_sets.read(kept / "round-00003.npz")
+    with zipfile.ZipFile(kept / "round-00004.npz", "w") as packed:
+        head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({2**62},)}}\n"
+        text = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+        packed.writestr("nodes.npy", text)
+    with pytest.raises(RunFolderError, match="holds no synthetic images"):
+        image_sets.read(kept / "round-00004.npz")
     shown = content(found_in([run]))["images"]["shown"]
     assert {image["round"] for image in shown} == {2}
 

@@ -110,15 +110,15 @@ def _rows(path: Path, read: Callable[[list[str]], R]) -> list[R]:
             f"{path} has the columns {found!r}, expected {header(path.name)!r}; "
             "it was written by another version or program"
         )
-    rows = []
+    rows: list[R] = []
     width = len(lines[0].split(","))
-    for number, cells in enumerate(csv.reader(lines[1:]), start=2):
-        try:
+    try:
+        for cells in csv.reader(lines[1:]):
             if len(cells) != width:
                 raise ValueError(f"expected {width} cells, found {len(cells)}")
             rows.append(read(cells))
-        except ValueError as error:
-            raise RunFolderError(f"{path}, line {number}: {error}") from error
+    except (ValueError, OverflowError, csv.Error) as error:
+        raise RunFolderError(f"{path}, line {len(rows) + 2}: {error}") from error
     return rows
 
 

@@ -20,6 +20,7 @@ from fedstill.core.files import replacing
 
 MOST_NUMBERS = 1_000_000  # of one round, whatever the size and number of images
 LARGEST_SIDE = 64  # pixels; a larger image is thinned out
+MOST_BYTES = 1 << 28  # of a file once it is unpacked; what is written here has far fewer
 _FILE = re.compile(r"round-(\d+)\.npz")
 
 
@@ -75,13 +76,17 @@ def rounds(folder: Path) -> dict[int, Path]:
 def read(path: Path) -> list[ImageSet]:
     """The images of a round; a file of another form is refused, and nothing in it is run."""
     try:
+        _check_size(path)
         with np.load(path, allow_pickle=False) as found:
             names = [str(name) for name in found["nodes"]]
             sets = [
                 ImageSet(name, found[f"images-{number}"], found[f"there-{number}"])
                 for number, name in enumerate(names)
             ]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError,
+        zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
         raise RunFolderError(f"{path} holds no synthetic images: {error}") from error
     for each in sets:
         images, there = each.images, each.there
@@ -93,6 +98,14 @@ def read(path: Path) -> list[ImageSet]:
         if there.dtype != np.bool_ or there.shape != images.shape[:2]:
             raise RunFolderError(f"{path}: which images of {each.node} are there is not said")
     return sets
+
+
+def _check_size(path: Path) -> None:
+    """A file may have come from anybody: what it takes unpacked is known before it is unpacked."""
+    with zipfile.ZipFile(path) as packed:
+        size = sum(part.file_size for part in packed.infolist())
+    if size > MOST_BYTES:
+        raise ValueError(f"{size} bytes once it is unpacked, the limit is {MOST_BYTES}")
 
 
 def mosaic(images: NDArray[np.uint8]) -> bytes:
