@@ -104,6 +104,8 @@ def test_a_deployment_gives_the_tables_of_one_process(make: Made, tmp_path: Path
     for table in ("metrics.csv", "messages.csv"):
         assert rows(apart, table) == rows(alone, table)
     assert (apart / "summary.json").exists()
+    for kept in ("run", "cache"):  # memories and failures are for the site's own user
+        assert (consortium.invitation("north") / kept).stat().st_mode & 0o077 == 0
     board = read_board(apart)
     assert board["ended"] and board["round"] == 2
     assert {name: row["said"] for name, row in board["sites"].items()} == dict.fromkeys(NAMES, "ok")

@@ -32,6 +32,7 @@ from fedstill.sites.people import OnePlace
 from fedstill.sites.words import Hello
 from fedstill.wire import codec
 
+CACHE = "cache"  # of virtual data, below a party's folder
 OWN = "own"  # the data set of which every client brings a part
 
 
@@ -190,7 +191,7 @@ def placed(
         recipe = replace(recipe, run=replace(recipe.run, device=device))
     execution = execution_of(recipe)
     models, server = networks(recipe)
-    cache = FolderCache(folder / "cache")
+    cache = FolderCache(folder / CACHE)
     collection = own_data(recipe, me, path) if path is not None else None
     own = collection if recipe.privacy is not None else None
     if own is not None and (wrong := [*computed_normalisation(own)]):

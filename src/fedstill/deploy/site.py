@@ -17,6 +17,7 @@ from fedstill.data import Collection
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment, OwnTable
 from fedstill.deploy.place import (
+    CACHE,
     Place,
     agreed_digest,
     check,
@@ -158,7 +159,8 @@ def start(
 def at_work(invited: Invited, own: OwnTable) -> Iterator[Place]:
     """What a party plays with, while no other process has its run's folder."""
     folder, run_folder = invited.folder, invited.folder / RUN
-    run_folder.mkdir(exist_ok=True)
+    for made in (run_folder, folder / CACHE):  # memories and failures tell of data
+        made.mkdir(mode=0o700, exist_ok=True)
     private = invited.recipe.privacy is not None
     placing = placed(
         invited.recipe, invited.deployment.name, folder, path=own.data, data_dir=own.data_dir,
