@@ -218,7 +218,7 @@
     const time = shown.reduce((sum, { method }) => sum + (method.seconds ? method.seconds[0] * method.seeds.length : 0), 0);
     return h("div", { class: "facts", id: "overview" },
       best ? fact(`${percent(score(best.method)[0])} %`, [`best ${words(best.method.main)}: `, best.method.name]) : null,
-      fact(plural(shown.length, "method"), `${plural(page.runs.length, "run")} of ${rounds.join(", ")} rounds, ${plural(new Set(page.runs.map((run) => run.seed)).size, "seed")}`),
+      fact(plural(shown.length, "method"), `${plural(page.runs.length, "run")} of ${rounds.join(" or ")} rounds, ${plural(new Set(page.runs.map((run) => run.seed)).size, "seed")}`),
       fact([...new Set(page.methods.map((method) => method.data))].join(", "), partition ? `${plural(partition.clients.length + (partition.more || 0), "client")}, ${plural(partition.classes.length, "class").replace("classs", "classes")}${examples ? `, ${examples.toLocaleString("en")} training examples` : ""}` : "data"),
       networks.length > 1 ? fact(plural(networks.length, "network"), networks.slice(0, 4).join("; ") + (networks.length > 4 ? "; …" : "")) : networks.length ? fact(networks[0], "network of every client") : null,
       fact(bytes(total), "sent in all runs shown"),
