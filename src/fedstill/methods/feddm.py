@@ -102,7 +102,7 @@ class FedDM(Method):
         "paper": {"least_examples": 10, "steps": 1000, "pixel_lr": 1.0, "server_momentum": 0.0,
                   "server_weight_decay": 0.0, "server_fall": "constant",
                   "server_augmentation": "none"},
-        "best": {"replay": 4},  # on held-out data at strong skew (docs/methods/feddm.md)
+        "best": {"replay": 4},  # of small trials on held-out data (docs/methods/feddm.md)
         "real": {"upload": "real"},
         "noise": {"start": "noise", "steps": 1000, "pixel_lr": 1.0},
         "small": {"per_class": 2, "steps": 4, "real_batch": 8, "server_lr": 0.1,
