@@ -137,15 +137,12 @@ class FineTuner(Method):
         return cast(Message, await self.base.each_round()[1].played(client, inbox))
 
     async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
-        """The messages that can be learnt from, after the base has aggregated them.
-
-        There are none where no client has used any example.
-        """
+        """The messages that can be learnt from, after the base has aggregated them; or none."""
         if self.role == "fine_tune":
             sent = Inbox({who: of_base(up) for who, up in inbox.items()})
             await held_base.as_base(self.base, 2, server, sent)
         heard = {who: up for who, up in inbox.items() if who not in server.rejected}
-        return heard if any(self._base.used(of_base(up)) for up in heard.values()) else {}
+        return heard if any(self.total(of_base(up)) != 0 for up in heard.values()) else {}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
         """What the base says of its message, and whether labels were counted."""
