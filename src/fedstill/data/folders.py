@@ -151,9 +151,8 @@ def own_data(
 
 def _unused(known: tuple[str, ...], sites: Sequence[Site]) -> tuple[str, ...]:
     """A note of classes that nobody has, such as 0 where labels were counted from 1."""
-    held = {
-        int(label) for site in sites for part in (site.pool, site.test) for label in part.labels
-    }
+    parts = [part for site in sites for part in (site.pool, site.test)]
+    held = {label for part in parts for label in np.unique(part.labels).tolist()}
     names = [name for number, name in enumerate(known) if number not in held]
     return (f"no example has label {', '.join(names)}",) if names else ()
 
