@@ -12,7 +12,7 @@ from fedstill.core.errors import DataError
 from fedstill.data import archives, load
 from fedstill.data.datasets import NAMED_SETS, named_set
 from fedstill.data.federations import DIGITS_CLIENTS
-from fedstill.data.images import resized
+from fedstill.data.images import blurred, resized
 
 
 def test_mnist_is_read_as_one_channel_of_28(tmp_path):
@@ -252,9 +252,39 @@ def test_as_fedlgd_mnist_m_is_kept_whole_unless_asked(five_files):
     assert np.array_equal(asked.sites[4].pool.inputs, raw[:, :, 2:30, 2:30])
 
 
+def test_a_blur_spreads_a_pixel_as_a_gaussian_and_loses_what_leaves_the_image():
+    dot = np.zeros((1, 1, 9, 9), np.uint8)
+    dot[0, 0, 4, 4] = 255
+    one = np.exp(-0.5 * (np.arange(-4, 5) / 0.75) ** 2)
+    one[[0, -1]] = 0  # beyond four deviations
+    one /= one.sum()
+    assert np.abs(blurred(dot, 0.75)[0, 0] - 255 * np.outer(one, one)).max() <= 0.5 + 1e-5
+    full = np.full((1, 1, 9, 9), 200, np.uint8)
+    kept = one[4:].sum()  # of a pixel at the border one half and the middle stay
+    found = blurred(full, 0.75)[0, 0]
+    assert found[4, 4] == 200
+    assert abs(found[0, 4] - 200 * kept) <= 0.5 + 1e-5
+    assert abs(found[0, 0] - 200 * kept**2) <= 0.5 + 1e-5
+
+
+def test_usps_can_be_smoothed_as_another_release_of_it_is(five_files):
+    plain = load("DIGITS", data_dir=five_files)
+    smooth = load("DIGITS", data_dir=five_files, usps_blur=0.75)
+    raw = load("usps", data_dir=five_files).sites[0].pool.inputs
+    assert smooth.sites[2].pool.digest() != plain.sites[2].pool.digest()
+    assert "usps: smoothed by a Gaussian of 0.75 pixels" in smooth.notes
+    for place in (0, 1, 3, 4):
+        assert smooth.sites[place].pool.digest() == plain.sites[place].pool.digest()
+    as_fedlgd = load("DIGITS", data_dir=five_files, style="fedlgd", usps_blur=0.75).sites[2]
+    assert np.array_equal(as_fedlgd.pool.inputs[:, :1], resized(blurred(raw, 0.75), 28))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"usps_blur": -1}, "a blur's deviation must be above 0 and at most 8 pixels, but is -1"),
+        ({"usps_blur": "0.75"}, "a blur's deviation must be above 0 and at most 8 pixels"),
+        ({"usps_blur": True}, "a blur's deviation must be above 0 and at most 8 pixels"),
         ({"mnist_m_crop": 40}, "can be 1 to 8 pixels wide, but 40 was asked for"),
         ({"style": "dessa"}, "unknown style of DIGITS 'dessa'; did you mean 'desa'"),
         ({"style": "fedlgd", "percent": 10}, "percent belongs to style 'desa'"),

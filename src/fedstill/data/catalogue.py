@@ -121,7 +121,7 @@ DATASETS: dict[str, Entry] = {
         _colour(digits, "DIGITS"),
         files=tuple(file for name in DIGITS_CLIENTS.values() for file in NAMED_SETS[name].files),
         shape=(3, 32, 32),
-        options=("style", "percent", "split_seed", "mnist_m_crop"),
+        options=("style", "percent", "split_seed", "mnist_m_crop", "usps_blur"),
     ),
     "OFFICE": Entry(
         "composed",

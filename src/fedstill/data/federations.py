@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstill.core.errors import DataError, unknown
 from fedstill.data.datasets import DIGIT_NAMES, named_set, shaped
-from fedstill.data.images import middle, stratified_split
+from fedstill.data.images import blurred, middle, stratified_split
 from fedstill.data.sites import (
     Collection,
     Examples,
@@ -59,13 +59,15 @@ def digits(
     percent: float = 100,
     split_seed: int = 0,
     mnist_m_crop: int | None = None,
+    usps_blur: float = 0.0,
 ) -> Collection:
     """DIGITS: MNIST, SVHN, USPS, SynthDigits and MNIST-M, one client each.
 
     `desa`: 3x32x32, 80/20 split of the merged sets, train parts cut to 7438, of which `percent`
     is kept. `fedlgd`: 3x28x28, the sets' own splits, mean and std 0.5. Of MNIST-M's 32x32 pixels
     the middle `mnist_m_crop` are kept before it is resized: 28 for `desa`, whose federation has
-    digits as large as MNIST's, all for `fedlgd`; 0 keeps all.
+    digits as large as MNIST's, all for `fedlgd`; 0 keeps all. `usps_blur` is the deviation in
+    pixels of a Gaussian that smooths USPS; with 0.75 it is the release of libsvm.
     """
     if style not in DIGITS_STYLES:
         raise DataError(unknown("style of DIGITS", style, DIGITS_STYLES))
@@ -79,6 +81,8 @@ def digits(
         image_set = named_set(name, data_dir=data_dir)
         if client == "MNIST-M" and (side := middle_side(image_set, style, mnist_m_crop)):
             image_set = cropped(image_set, side)
+        if client == "USPS" and usps_blur != 0:
+            image_set = smoothed(image_set, usps_blur)
         if style == "desa":
             site = desa_site(client, image_set, size or 32, percent, split_seed)
         else:
@@ -107,6 +111,16 @@ def cropped(image_set: LabelledSet, side: int) -> LabelledSet:
         for part in (image_set.train, image_set.test)
     )
     note = f"{image_set.name}: the middle {side}x{side} pixels of each image"
+    return replace(image_set, train=train, test=test, notes=(*image_set.notes, note))
+
+
+def smoothed(image_set: LabelledSet, deviation: float) -> LabelledSet:
+    """A set of images under a Gaussian of so many pixels, dark beyond the border, and a note."""
+    train, test = (
+        Examples(blurred(images_of(image_set.name, part), deviation), part.labels)
+        for part in (image_set.train, image_set.test)
+    )
+    note = f"{image_set.name}: smoothed by a Gaussian of {deviation:g} pixels"
     return replace(image_set, train=train, test=test, notes=(*image_set.notes, note))
 
 

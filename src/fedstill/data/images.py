@@ -11,6 +11,7 @@ Inputs = NDArray[np.uint8] | NDArray[np.float32]  # images, or vectors of featur
 CHUNK = 2048  # images treated at once, so that float copies stay small
 FEW = 128  # images resized at once; what comes between stays in a processor's cache
 LARGEST_SIDE = 1024  # pixels; larger requests are taken for mistakes
+WIDEST_BLUR = 8.0  # pixels
 LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
 
@@ -55,6 +56,31 @@ def middle(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
         )
     top, left = (height - side) // 2, (width - side) // 2
     return images[:, :, top : top + side, left : left + side]
+
+
+def blurred(images: NDArray[np.uint8], deviation: float) -> NDArray[np.uint8]:
+    """Images under a Gaussian of `deviation` pixels, cut at four times that; dark outside."""
+    number = isinstance(deviation, (int, float)) and not isinstance(deviation, bool)
+    if not number or not 0 < deviation <= WIDEST_BLUR:
+        raise DataError(
+            f"a blur's deviation must be above 0 and at most {WIDEST_BLUR:g} pixels, "
+            f"but is {deviation!r}"
+        )
+    down, across = (spreading(side, deviation) for side in images.shape[2:])
+    result = np.empty_like(images)
+    for start in range(0, len(images), CHUNK):
+        part = images[start : start + CHUNK].astype(np.float64)
+        result[start : start + CHUNK] = as_bytes(down @ part @ across.T)
+    return result
+
+
+def spreading(side: int, deviation: float) -> NDArray[np.float64]:
+    """How much of each pixel [after, before] a Gaussian brings to each; the rest is lost."""
+    reach = int(4 * deviation + 0.5)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
+    distance = np.abs(np.arange(side)[:, None] - np.arange(side)[None, :])
+    weights: NDArray[np.float64] = np.exp(-0.5 * (distance / deviation) ** 2) / kernel.sum()
+    return np.where(distance <= reach, weights, 0.0)
 
 
 def resampling(before: int, after: int) -> NDArray[np.float64]:
