@@ -57,6 +57,14 @@ def test_runs_are_set_beside_a_paper_and_kept_with_what_was_changed(tmp_path: Pa
     assert fedstill("ledger", *common, "--write", out).code == 0
     assert "| table 1 | stripes | fedavg | average | 50.00 |" in out.read_text()
 
+    said = fedstill("ledger", *common, "--missing", "2")
+    command = f"fedstill run {recipe.as_posix()} --only fedavg --seeds 1"
+    assert said.out.splitlines() == ["# 1 cell, own", command]
+    (gap,) = json.loads(fedstill("ledger", *common, "--missing", "2", "--format", "json").out)
+    assert gap["command"] == command and gap["seeds"] == [1]
+    assert "nothing is missing" in fedstill("ledger", *common, "--missing", "1").out
+    assert fedstill("ledger", *common, "--missing", "0").code == 2
+
 
 def test_a_run_of_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, run={"rounds": 1})

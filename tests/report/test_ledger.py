@@ -21,6 +21,7 @@ from fedstill.report.ledger import (
     judged_of,
     ledger_of,
 )
+from fedstill.report.ledger_gaps import gaps
 
 PAPER = """
 paper = "Paper"
@@ -264,3 +265,30 @@ def test_the_page_counts_cells_and_numbers_remarks(folder: Path) -> None:
     assert "- [1] another rate" in page
     assert "| +10.00 | +0.00 | +0.00 | undecided |" in page
     assert json.loads(json.dumps(ledger.as_dict()))["verdicts"] == {"within": 1, "found": 1}
+
+
+def test_what_is_missing_is_what_was_not_run_as_the_recipe_has_it(folder: Path) -> None:
+    cut = Entry("a/digits", "fedprox", 1, {"average_accuracy": 0.8}, ("run.rounds=1",))
+    short = Entry("a/digits", "fedprox", 2, {"average_accuracy": 0.8}, claims_only=True)
+    ledger = ledger_of(folder, [run("fedavg", 0, 0.9), run("fedavg", 1, 0.9), cut, short])
+    found = gaps(ledger, 3)
+    # FedAvg and FedProx stand in the claim; nobody has measured the third method.
+    assert [(gap.labels, gap.seeds, gap.cells, gap.claims) for gap in found] == [
+        (("fedavg",), (2,), 3, 1),
+        (("fedprox", "far+away"), (0, 1, 2), 2, 1),
+    ]
+    assert {gap.recipe for gap in found} == {"a/digits"}
+    assert gaps(ledger, 2)[0].labels == ("fedprox", "far+away")
+    assert found[1].command(Path("recipes")) == (
+        "fedstill run recipes/a/digits.toml --only fedprox --only far+away --seeds 0 1 2"
+    )
+    assert found[1].purpose() == "1 claim and 2 cells, digits5"
+
+
+def test_of_two_recipes_of_a_cell_the_one_with_more_seeds_is_completed(folder: Path) -> None:
+    other = Entry("b/digits", "far+away", 0, {"average_accuracy": 0.5})
+    found = gaps(ledger_of(folder, [other]), 2)
+    assert [(gap.recipe, gap.labels, gap.seeds) for gap in found] == [
+        ("a/digits", ("fedavg", "fedprox"), (0, 1)),
+        ("b/digits", ("far+away",), (1,)),
+    ]

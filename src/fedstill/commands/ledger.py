@@ -15,7 +15,7 @@ from fedstill.commands.listings import Form
 from fedstill.commands.options import Listing, run_folders
 
 if TYPE_CHECKING:
-    from fedstill.report.ledger import Entry
+    from fedstill.report.ledger import Entry, Ledger
 
 HOW = {"evaluate_every", "checkpoint_every", "keep_checkpoints", "pictures", "cache_dir", "seed"}
 """Keys of the table `run` that leave the numbers alone, but for which rounds are scored."""
@@ -44,6 +44,15 @@ def ledger(
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the ledger as a page of Markdown.")
     ] = None,
+    missing: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Print the commands that would give every cell and claim N seeds.",
+        ),
+    ] = None,
     form: Listing = Form.table,
 ) -> None:
     """Papers' printed numbers beside those of our runs: how far apart, and which claims hold."""
@@ -61,6 +70,9 @@ def ledger(
         for path in kept(papers, entries):
             typer.echo(f"kept: {path}", err=True)
     whole = ledger_of(papers, entries)
+    if missing is not None:
+        print_missing(whole, missing, recipes, form)
+        return
     if write is not None:
         write.write_text(ledger_page.page(whole), encoding="utf-8")
         typer.echo(f"written: {write}", err=True)
@@ -74,6 +86,20 @@ def ledger(
             *ledger_page.counted(whole),
         ),
     )
+
+
+def print_missing(whole: Ledger, seeds: int, recipes: Path, form: Form) -> None:
+    """The runs that a ledger lacks: commands for a shell, what each is for as a comment."""
+    from fedstill.report.ledger_gaps import gaps
+
+    found = gaps(whole, seeds)
+    if form is Form.json:
+        listings.print_json([gap.as_dict(recipes) for gap in found])
+        return
+    for gap in found:
+        typer.echo(f"# {gap.purpose()}\n{gap.command(recipes)}")
+    if not found:
+        typer.echo(f"# nothing is missing: every cell and claim has {seeds} seeds")
 
 
 def entry_of(folder: Path, recipes: Path) -> Entry:

@@ -125,6 +125,7 @@ class Ledger:
     cells: tuple[Cell, ...]
     rows: tuple[Row, ...]  # of the cells that were measured
     claims: tuple[Judged, ...]
+    entries: tuple[Entry, ...] = ()  # the runs that all this was made from
 
     def counts(self) -> Counter[Verdict]:
         return Counter(row.verdict for row in self.rows)
@@ -156,7 +157,7 @@ def ledger_of(folder: Path | str, more: Iterable[Entry] = ()) -> Ledger:
     entries = _distinct([*more, *read_entries(folder)])
     rows = [row for cell in cells if (row := row_of(cell, entries, readings)) is not None]
     judged = [judged_of(claim, entries) for claim in claims]
-    return Ledger(tuple(cells), tuple(rows), tuple(judged))
+    return Ledger(tuple(cells), tuple(rows), tuple(judged), tuple(entries))
 
 
 def row_of(cell: Cell, entries: Sequence[Entry], readings: Sequence[Reading]) -> Row | None:

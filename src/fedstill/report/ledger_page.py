@@ -33,7 +33,8 @@ MEANING = (
     "that were cut long before the paper's last round count for claims alone, and what was changed "
     "is said beside them: what they say, they say of the rounds that were played.",
     "Made by `fedstill ledger --write docs/ledger.md` from `docs/ledger`: printed numbers in "
-    "`papers`, summaries of runs in `runs`.",
+    "`papers`, summaries of runs in `runs`. `fedstill ledger --missing 3` prints the commands that "
+    "would give every cell and claim three seeds.",
 )
 
 
