@@ -31,9 +31,9 @@ def test_the_readme_counts_compared_numbers_as_the_ledger_does() -> None:
     compared, within, explained, still_open = ledger
     assert compared == within + explained + still_open
     readme = numbers(
-        r"Of (\d+) numbers in papers that can be compared (\d+) are within two points or the "
-        r"paper's spread; of the others (\d+) have a cause that was found or causes that were "
-        r"excluded by a measurement, and (\d+) are open",
+        r"Of (\d+) published numbers that can be compared, (\d+) are within two points or the "
+        r"paper's spread; for (\d+) of the others a measurement found the cause or ruled causes "
+        r"out, and (\d+) are open",
         "README.md",
     )
     assert readme == ledger
