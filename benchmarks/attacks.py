@@ -212,14 +212,14 @@ def table(found: Sequence[Found]) -> str:
         mine = [each for each in found if each.trial.method == method]
         rules = [rule for rule in get_args(Rule) if any(e.trial.rule == rule for e in mine)]
         lines += [
-            f"| {method}: attack | liars | " + " | ".join(rules) + " |",
+            f"| {method}: attack | attackers | " + " | ".join(rules) + " |",
             "|---" * (2 + len(rules)) + "|",
         ]
         rows = {(e.trial.attack, e.trial.liars) for e in mine}
         for attack, liars in sorted(rows, key=lambda row: (("", *ATTACKS).index(row[0]), row[1])):
             here = [e for e in mine if (e.trial.attack, e.trial.liars) == (attack, liars)]
             cells = (cell([e.accuracy for e in here if e.trial.rule == rule]) for rule in rules)
-            lines.append(f"| {attack or 'nobody lies'} | {liars} | " + " | ".join(cells) + " |")
+            lines.append(f"| {attack or 'no attack'} | {liars} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
