@@ -114,7 +114,7 @@ class Consortium:
             listening = (f"{name}=127.0.0.1:{free_port()}" for name in data)
             where = [word for pair in listening for word in ("--peer", pair)]
         made = run("deploy", "make", self.recipe, *where, "--out", self.out, *options)
-        number = re.search(r"recipe (\S+)", made)
+        number = re.search(r"number (\S+)", made)
         assert number is not None
         for name, file in data.items():
             place = self.place(name)

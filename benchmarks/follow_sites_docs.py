@@ -5,7 +5,7 @@
 A coordinator and three sites have a folder and a HOME each, and nothing else in common. What people
 do by hand (send an invitation, send a request, send a certificate back) is done by copying those
 files. Written otherwise than on the page: the address is one of this machine, data are small
-pictures made here, the run is short, and the recipe's number is the one that was printed.
+pictures made here, the run is short, and the number is the one that was printed.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Followed:
 
     def _read(self, said: str, command: str) -> None:
         if " make " in command:
-            found = re.search(r"recipe (\S+)", said)
+            found = re.search(r"number (\S+)", said)
             assert found, said
             self.number = found[1]
             made = self.machines[COORDINATOR].folder / "consortium" / "invitations"

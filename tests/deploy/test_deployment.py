@@ -29,7 +29,7 @@ from fedstill.deploy.place import faults
 from fedstill.recipe import checked
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import recipes as runs
-from fedstill.sites import zenoh
+from fedstill.sites import certificates, zenoh
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy
 from small_deployment import NAMES, free_port, recipe_for, rows, write_data
@@ -228,6 +228,31 @@ def test_a_site_joins_only_with_the_number_that_it_was_told(make: Made) -> None:
         sites.start(consortium.invitation("north"), print)
 
 
+def test_an_invitation_with_another_authority_has_another_number(make: Made) -> None:
+    consortium = make()
+    folder = consortium.invitation("north")
+    told = sites.opened(folder).deployment.number
+    other = certificates.make_authority(consortium.out / "other").certificate
+    assert other is not None
+    (folder / "ca.crt").write_bytes((consortium.out / "other" / "ca.crt").read_bytes())
+    with pytest.raises(SiteError, match=r"ca\.crt is not of the authority that"):
+        sites.opened(folder)
+    # Whoever changes what the invitation says of it, or takes it away, cannot keep the number.
+    path = folder / folders.AGREEMENT
+    true, forged = (certificates.digest(place / "ca.crt") for place in (
+        consortium.out / "coordinator", consortium.out / "other"
+    ))  # fmt: skip
+    agreement = path.read_text()
+    for authority in (f'authority = "{forged}"', ""):
+        path.write_text(agreement.replace(f'authority = "{true}"', authority))
+        invited = sites.opened(folder)
+        assert invited.deployment.number != told
+        with pytest.raises(SiteError, match=rf"not {told}; compare it"):
+            sites.join(
+                invited, consortium.data["north"], told, Policy(), data_dir=None, device="cpu"
+            )
+
+
 def test_a_coordinator_says_who_did_not_come(make: Made) -> None:
     consortium = make(patience=Patience(start=1.0)).joined()
     with pytest.raises(SiteError, match=r"not connected within 1 s: north, south, west"):
@@ -323,18 +348,19 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
         return found.output
 
     said = run("deploy", "make", str(recipe), "--address", "127.0.0.1:7447", "--out", str(out))
-    number = said.split("recipe ")[1].split()[0]
+    number = said.split("number ")[1].split()[0]
     place, npz = str(out / "invitations" / "north"), str(data["north"])
     asked = run("site", "join", place, "--data", npz)
     assert "leaves this site in synthesize, in each of 2 rounds: images" in asked
-    assert f"recipe {number} (compare" in asked
+    assert f"number {number} (compare" in asked
     assert "north: 18 training and 12 test images 1x8x8" in asked and "add --agree NUMBER" in asked
     nowhere = run("site", "join", place, "--data", str(tmp_path / "nowhere"))
     assert "client north: there is nothing at" in nowhere and "add --agree" not in nowhere
     told = run("site", "join", place, "--data", npz, "--agree", number)
     assert "send" in told and "north.csr" in told
+    key = told.split("key by telephone: ")[1].split()[0]
     assert "north.pem is missing" in run("site", "check", place)
-    run("deploy", "sign", str(out), f"{place}/north.csr")
+    assert f"for the key {key}" in run("deploy", "sign", str(out), f"{place}/north.csr")
     (Path(place) / "north.pem").write_bytes(
         (out / "coordinator" / "signed" / "north.pem").read_bytes()
     )

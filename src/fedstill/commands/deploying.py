@@ -102,10 +102,10 @@ def make(
         recipes[0], out, address=address, addresses=_addresses(peer or [], address),
         patience=Patience(start_deadline, deadline, gone, least),
     )  # fmt: skip
-    typer.echo(f"run {made.run}, recipe {made.number}")
+    typer.echo(f"run {made.run}, number {made.number}")
     typer.echo(
-        f"send to each site its folder in {out / 'invitations'}, and tell it the recipe's number "
-        "on another way, such as by telephone"
+        f"send to each site its folder in {out / 'invitations'}, and tell it the number on another "
+        "way, such as by telephone"
     )
     then = f"fedstill deploy start {out}" if address else "each site: fedstill peer start DIR"
     typer.echo(f"then: fedstill deploy sign {out} SITE.csr for each site, and {then}")
@@ -136,9 +136,15 @@ def sign(
     """Sign the requests of sites; their keys never leave them."""
     with _installed():
         from fedstill.deploy import folder as folders
+        from fedstill.deploy.place import spoken
+        from fedstill.sites.certificates import key_digest
 
     for file in requests:
-        typer.echo(f"signed {folders.sign(folder, file, days)}; send it back to {file.stem}")
+        signed = folders.sign(folder, file, days)
+        typer.echo(
+            f"signed {signed} for the key {spoken(key_digest(signed))}; if {file.stem} tells you "
+            "the same number, on another way than the request came, send it back"
+        )
 
 
 @deploy.command(short_help="Run the coordinator, or go on after a stop.")
@@ -240,9 +246,7 @@ def join(
     ],
     agree: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER", help="Take part: the recipe's number, as the coordinator told you."
-        ),
+        typer.Option(metavar="NUMBER", help="Take part: the number that the coordinator told you."),
     ] = None,
     allow_examples: Annotated[
         bool,
@@ -272,7 +276,8 @@ def join(
     """See what will leave this site, agree to it, and make a key that stays here."""
     with _installed():
         from fedstill.deploy import site as sites
-        from fedstill.deploy.place import own_data
+        from fedstill.deploy.place import own_data, spoken
+        from fedstill.sites.certificates import key_digest
         from fedstill.sites.site import Policy
 
     invited = sites.opened(folder, data_dir)
@@ -289,6 +294,7 @@ def join(
     asked = sites.join(invited, data, agree, policy, data_dir=data_dir, device=device)
     name = invited.deployment.name
     typer.echo(f"send {asked} to the coordinator; put the {name}.pem that comes back into {folder}")
+    typer.echo(f"and tell it the number of your key by telephone: {spoken(key_digest(asked))}")
     kind = "site" if invited.deployment.address else "peer"
     typer.echo(f"then: fedstill site check {folder}, and fedstill {kind} start {folder}")
 
@@ -325,7 +331,7 @@ def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
         yield "  this method shows training examples to others"
     if deployment.address:
         yield "  leaves this site besides: mean losses of training, scores on its test set"
-    yield f"  recipe {deployment.number} (compare it with what the coordinator tells you)"
+    yield f"  number {deployment.number} (compare it with what the coordinator tells you)"
 
 
 def _held(name: str, found: Any) -> str:

@@ -56,7 +56,7 @@ def start(out: Path, say: Say, data_dir: str | None = None, connect: Connect | N
     with ExitStack() as held:
         held.enter_context(run_folders.alone(run_folder))
         place = held.enter_context(placed(recipe, SERVER, own, data_dir=data_dir))
-        folders.check_agreed(str(own / folders.RECIPE), place.agreed, deployment.recipe)
+        folders.check_recipe(own, place.agreed, deployment)
         calls = (connect or _connected)(own, deployment, patience, board)
         board.here = calls.here.names
         held.callback(calls.close)

@@ -8,12 +8,13 @@ A site puts its own `site.toml`, its key and its certificate beside what it was 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,23 @@ class Deployment:
     name: str = COORDINATOR
     address: str = ""  # of the coordinator; empty for peers
     addresses: Mapping[NodeId, str] = field(default_factory=dict)  # of peers that listen
+    authority: str = ""  # the digest of its certificate; empty where an older fedstill made it
+
+    @property
+    def agreed(self) -> str:
+        """The digest of all that must not be changed on the way to a site.
+
+        The authority is in it: who could give a site another one would be its coordinator.
+        """
+        if not self.authority:
+            return self.recipe
+        text = "\n".join([self.run, self.recipe, self.authority, *self.sites])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def number(self) -> str:
-        """The recipe's number, as it is told by telephone."""
-        return spoken(self.recipe)
+        """The number of recipe, roster and authority, as it is told by telephone."""
+        return spoken(self.agreed)
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class OwnTable:
     """What a site says for itself."""
 
     data: str  # a folder or an .npz file
-    agreed: str  # the digest of the recipe that it has agreed to
+    agreed: str  # the digest of what it has agreed to: recipe, roster and authority
     content: str  # the digest of its data when it joined
     data_dir: str | None = None  # for public data
     device: str = "auto"
@@ -93,10 +106,13 @@ def make(
     shape = next(iter(models.values())).shape
     digest = agreed_digest(recipe, load_public(recipe, shape))
     run = f"{safe(recipe.run.name)}-{secrets.token_hex(4)}"
-    made = Deployment(run, digest, tuple(names), COORDINATOR, address, dict(addresses or {}))
     own = out / COORDINATOR
     own.mkdir(parents=True)
     authority = certificates.make_authority(own)
+    made = Deployment(
+        run, digest, tuple(names), COORDINATOR, address, dict(addresses or {}),
+        certificates.digest(own / "ca.crt"),
+    )  # fmt: skip
     host = address.rsplit(":", 1)[0] if address else ""
     asked = certificates.request(own, COORDINATOR)
     pem = certificates.signed(authority, asked.read_bytes(), COORDINATOR, [host] if host else [])
@@ -119,8 +135,7 @@ def _write(folder: Path, made: Deployment, recipe: str, more: Table) -> None:
 
 
 def _for(made: Deployment, name: NodeId) -> Deployment:
-    told = {f: getattr(made, f) for f in ("run", "recipe", "sites", "address", "addresses")}
-    return Deployment(name=name, **told)
+    return replace(made, name=name)
 
 
 def sign(out: Path, file: Path, days: int = 365) -> Path:
@@ -189,6 +204,22 @@ def read_agreed(folder: Path) -> Recipe:
 def credentials(folder: Path, deployment: Deployment) -> Credentials:
     """Key and certificates of the party whose folder it is."""
     return Credentials(folder, deployment.name)
+
+
+def check_authority(folder: Path, deployment: Deployment) -> None:
+    """Refuse a certificate of another authority than the one that is in the number."""
+    path = folder / "ca.crt"
+    if deployment.authority and certificates.digest(path) != deployment.authority:
+        raise SiteError(
+            f"{path} is not of the authority that {folder / AGREEMENT} names; ask the coordinator "
+            "for the invitation again"
+        )
+
+
+def check_recipe(folder: Path, here: str, deployment: Deployment) -> None:
+    """Refuse a recipe that is not the deployment's, with both numbers."""
+    changed = replace(deployment, recipe=here).agreed
+    check_agreed(str(folder / RECIPE), changed, deployment.agreed)
 
 
 def check_agreed(what: str, here: str, agreed: str) -> None:

@@ -49,7 +49,7 @@ class Invited:
 
 
 def opened(folder: Path, data_dir: str | None = None) -> Invited:
-    """An invitation, where its recipe is the one that it names."""
+    """An invitation, where its recipe and its authority are those that it names."""
     deployment, recipe = folders.read_deployment(folder), folders.read_agreed(folder)
     if deployment.name not in deployment.sites:
         raise SiteError(
@@ -58,7 +58,8 @@ def opened(folder: Path, data_dir: str | None = None) -> Invited:
         )
     check(recipe)
     here = agreed_digest(recipe, public_data(recipe, data_dir))
-    folders.check_agreed(str(folder / folders.RECIPE), here, deployment.recipe)
+    folders.check_recipe(folder, here, deployment)
+    folders.check_authority(folder, deployment)
     return Invited(folder, deployment, recipe)
 
 
@@ -71,11 +72,11 @@ def join(
     """
     policy.check(invited.recipe.method)
     policy.check_privacy(invited.recipe.privacy)
-    agreed, folder = invited.deployment.recipe, invited.folder
+    agreed, folder = invited.deployment.agreed, invited.folder
     if number.replace("-", "").strip() != agreed[:16]:
         raise SiteError(
-            f"the recipe here has the number {spoken(agreed)}, not {number}; compare it with what "
-            "the coordinator told you, and ask for the invitation again"
+            f"the invitation here has the number {spoken(agreed)}, not {number}; compare it with "
+            "what the coordinator told you, and ask for the invitation again"
         )
     found = own_data(invited.recipe, invited.deployment.name, str(data.absolute()))
     own = OwnTable(str(data.absolute()), agreed, found.digest(), data_dir, device)
@@ -87,7 +88,7 @@ def checked(folder: Path) -> tuple[Invited, Collection, list[str]]:
     """What a site would begin with, and what is still wrong; nothing is connected."""
     own, policy = folders.read_own(folder)
     invited = opened(folder, own.data_dir)
-    folders.check_agreed(str(folder / folders.RECIPE), invited.deployment.recipe, own.agreed)
+    folders.check_agreed(str(folder), invited.deployment.agreed, own.agreed)
     policy.check(invited.recipe.method)
     policy.check_privacy(invited.recipe.privacy)
     found = own_data(invited.recipe, invited.deployment.name, own.data)

@@ -5,6 +5,7 @@ The only file that imports cryptography.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,25 @@ def signed(
         .sign(authority.key, hashes.SHA256())
     )
     return made.public_bytes(serialization.Encoding.PEM)
+
+
+def digest(certificate: Path) -> str:
+    """The SHA-256 of a certificate."""
+    return _read_certificate(certificate).fingerprint(hashes.SHA256()).hex()
+
+
+def key_digest(file: Path) -> str:
+    """The SHA-256 of the public key in a request or a certificate: equal in both."""
+    data = file.read_bytes()
+    made: x509.CertificateSigningRequest | x509.Certificate
+    if b"CERTIFICATE REQUEST" in data:
+        made = x509.load_pem_x509_csr(data)
+    else:
+        made = _read_certificate(file)
+    key = made.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(key).hexdigest()
 
 
 def public_key(certificate: Path) -> bytes:
