@@ -61,11 +61,11 @@ class Consortium:
         signed = folders.sign(self.out, asked)
         (self.invitation(name) / signed.name).write_bytes(signed.read_bytes())
 
-    def site(self, name: str) -> threading.Thread:
+    def site(self, name: str, over: threading.Event | None = None) -> threading.Thread:
         said = self.said.setdefault(name, [])
 
         def playing() -> None:
-            sites.start(self.invitation(name), said.append, self.over.is_set)
+            sites.start(self.invitation(name), said.append, (over or self.over).is_set)
 
         thread = threading.Thread(target=playing, daemon=True)
         thread.start()
@@ -185,6 +185,34 @@ def test_a_stopped_coordinator_goes_on_and_the_tables_are_those_of_one_process(
         assert rows(folder, table) == rows(alone, table)
     assert "connected" in consortium.said["north"]
     assert consortium.said["north"][-1] == "the run is over"
+
+
+def test_a_coordinator_that_is_started_again_goes_on_without_a_site_that_is_gone(
+    make: Made,
+) -> None:
+    patience = Patience(150, 150, gone=1.0)
+    consortium = make("run.rounds=3", method="scaffold", patience=patience).joined()
+    gone = threading.Event()
+    threads = [consortium.site(name, gone if name == "west" else None) for name in NAMES]
+    folder = consortium.out / "coordinator" / "run"
+
+    def stopping(line: str) -> None:
+        if line.startswith("round 1/"):
+            gone.set()
+            ask_to_stop(folder)
+
+    with pytest.raises(SiteError, match=r"stopped after round"):
+        coordinator.start(consortium.out, stopping)
+    threads[-1].join(120)
+    said: list[str] = []
+    coordinator.start(consortium.out, said.append)
+    assert "going on without west, absent until back" in said
+    assert (folder / "summary.json").exists()
+    absent = [row for row in rows(folder, "notes.csv") if row["kind"] == "absent"]
+    assert {row["node"] for row in absent} == {"west"}
+    assert all("its connection is lost" in row["text"] for row in absent)
+    for thread in threads:
+        thread.join(120)
 
 
 def test_paths_and_keys_stay_where_they_are(make: Made) -> None:

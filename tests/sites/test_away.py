@@ -154,6 +154,31 @@ def test_too_few_sites_stop_the_run_and_say_who_is_missing() -> None:
         run(engine, MemoryLog())
 
 
+class Away:
+    """A site is not connected while its first round is played."""
+
+    def __init__(self, line: Exchange):
+        self.line = line
+
+    def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
+        rounds = {getattr(words.read(data), "round", None) for data in requests.values()}
+        gone = Silence("its connection is lost", gone=True)
+        return {**self.line.ask(requests, seconds), **({"c1": gone} if rounds == {1} else {})}
+
+
+@pytest.mark.parametrize("version", ["this", "another"])
+def test_a_site_that_comes_back_says_first_what_it_has_joined(version: str) -> None:
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    there = at_sites.sites(method, world, rounds=3)
+    there["c1"].standing = there["c1"].standing.replace(fedstill=version)
+    log = MemoryLog()
+    run(at_sites.away(method, world, there, Away, rounds=3), log)
+    texts = {n.round: n.text for n in log.notes if n.node == "c1" and n.kind == "absent"}
+    assert texts.pop(1) == "update: its connection is lost"
+    refused = "update: refused: it has fedstill another, the coordinator this"
+    assert texts == ({} if version == "this" else {2: refused, 3: refused})
+
+
 def test_crosswise_scores_are_refused() -> None:
     method, world = small(METHODS["fedavg"]), worlds.pictures()
     with pytest.raises(BadValue, match="nobody has another's tests"):

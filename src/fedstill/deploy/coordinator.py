@@ -13,6 +13,7 @@ from fedstill.deploy import folder as folders
 from fedstill.deploy.board import Board, Row
 from fedstill.deploy.folder import Deployment
 from fedstill.deploy.place import Place, placed
+from fedstill.engines import checkpoint
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress
 from fedstill.runs import folder as run_folders
@@ -101,7 +102,9 @@ def played(
         cache=place.cache,
         agreed=Agreed(place.agreed, away),
     )
-    for name, present in engines[0].hello().items():
+    whole = _needs_all(board.folder)
+    here = [name for name in deployment.sites if whole or name in calls.here.names()]
+    for name, present in engines[0].hello(here).items():
         say(f"  {name}: {_told(present)}")
     if run_folders.description_in(board.folder) is not None:
         say("going on from the last checkpoint")
@@ -128,13 +131,26 @@ def _connected(own: Path, deployment: Deployment, patience: Patience, board: Boa
 def _wait(
     calls: Connection, deployment: Deployment, patience: Patience, board: Board, say: Say
 ) -> None:
+    """Wait for all sites; a run that has begun goes on without who is gone, where enough came."""
     say(f"waiting at {deployment.address} for {', '.join(deployment.sites)}")
-    missing = calls.here.wait_for(deployment.sites, patience.start, lambda: board.stopped)
-    if missing:
+    sites, whole = deployment.sites, _needs_all(board.folder)
+    enough = len(sites) if whole else max(1, patience.least)
+    first = patience.start if whole else min(patience.gone, patience.start)
+    missing = calls.here.wait_for(sites, first, lambda: board.stopped)
+    if len(sites) - len(missing) < enough and first < patience.start:
+        missing = calls.here.wait_for(sites, patience.start - first, lambda: board.stopped)
+    if missing and len(sites) - len(missing) >= enough:
+        say(f"going on without {', '.join(sorted(missing))}, absent until back")
+    elif missing:
         raise SiteError(
             f"not connected within {patience.start:g} s: {', '.join(sorted(missing))}. Each site "
             "runs `fedstill site start`, with a certificate signed here and a clock that is right"
         )
+
+
+def _needs_all(folder: Path) -> bool:
+    """Whether all sites must be there: until what comes before the first round is complete."""
+    return checkpoint.latest(folder / "checkpoints") is None
 
 
 def _check_certificate(own: Path, deployment: Deployment, host: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,28 +94,24 @@ class Away(OwnNode):
         self.limits = codec.STRANGERS
         self._kinds = kinds_of(self.experiment.method)
         self._kept: list[dict[NodeId, str]] = []  # marks of the last checkpoints
+        self._strangers: set[NodeId] = set()  # who must say first what they have joined
         if self.experiment.scores == "cross":
             raise BadValue(
                 'scores = "cross": at sites nobody has another\'s tests; use "own" or "auto"'
             )
 
-    def hello(self) -> dict[NodeId, Present]:
-        """Every site has joined this very run; else an error says which has not, and why."""
-        asked: dict[NodeId, Record] = {
-            node: replace(self.standing, node=node) for node in self.population.clients
-        }
-        answers = self._asked(Present, asked, 0, "hello", self.patience.start)
+    def hello(self, sites: Iterable[NodeId] | None = None) -> dict[NodeId, Present]:
+        """These sites, or all, have joined this very run; else an error says who has not, and why.
+
+        All others are asked for it before their next step.
+        """
+        clients = self.population.clients
+        self._strangers = {*clients}
+        answers = self._greeted(clients if sites is None else [*sites], 0, self.patience.start)
         wrong = [f"{n}: {a.reason}" for n, a in answers.items() if isinstance(a, Silence)]
         if wrong:
             raise SiteError("\n".join(wrong))
-        found = {n: a for n, a in answers.items() if isinstance(a, Present)}
-        for node, present in found.items():
-            if present.torch != self.standing.torch:
-                self.notes.append(
-                    f"{node} runs torch {told(present.torch)}, the coordinator "
-                    f"{self.standing.torch}: sums may differ in their last digits"
-                )
-        return found
+        return {n: a for n, a in answers.items() if isinstance(a, Present)}
 
     def over(self) -> None:
         """Tell the sites that the run has ended; who does not hear it waits on."""
@@ -159,7 +155,7 @@ class Away(OwnNode):
             for node, inbox in inboxes.items()
         }
         seconds = self.patience.step if round else self.patience.start
-        answers = self._asked(Acted, asked, round, step.name, seconds)
+        answers = self._asked_members(Acted, asked, round, step.name, seconds)
         outcomes = {
             n: self._outcome(step, round, n, answers[n], inboxes[n], letters) for n in inboxes
         }
@@ -182,7 +178,9 @@ class Away(OwnNode):
             if c in holders or server is not None
         }  # fmt: skip
         found: dict[NodeId, dict[NodeId, Mapping[str, float]]] = {}
-        answers = self._asked(Examined, asked, round, scoring.EVALUATION, self.patience.step)
+        answers = self._asked_members(
+            Examined, asked, round, scoring.EVALUATION, self.patience.step
+        )
         for client, answer in answers.items():
             if isinstance(answer, Silence):
                 self.notes.append(f"{client} not scored in round {round}: {answer.reason}")
@@ -203,6 +201,39 @@ class Away(OwnNode):
             self.standing.run, node, round, self._at[1], step.name, toward, self._mark(node),
             self._mark(channels_of(node)), tuple(sorted(keep)), places[node], enclosed,
         )  # fmt: skip
+
+    def _greeted(
+        self, sites: Iterable[NodeId], round: int, seconds: float
+    ) -> dict[NodeId, Present | Silence]:
+        """What each says that it has joined; who has joined this very run is no stranger."""
+        asked: dict[NodeId, Record] = {n: replace(self.standing, node=n) for n in sites}
+        answers = self._asked(Present, asked, round, "hello", seconds)
+        for node, present in answers.items():
+            if isinstance(present, Silence):
+                continue
+            self._strangers.discard(node)
+            if present.torch != self.standing.torch:
+                self.notes.append(
+                    f"{node} runs torch {told(present.torch)}, the coordinator "
+                    f"{self.standing.torch}: sums may differ in their last digits"
+                )
+        return answers
+
+    def _asked_members(
+        self, kind: type[R], requests: Mapping[NodeId, Record], round: int, step: str,
+        seconds: float,
+    ) -> dict[NodeId, R | Silence]:  # fmt: skip
+        """As `_asked`, but who was away says first what it has joined, as it may differ."""
+        strangers = [node for node in requests if node in self._strangers]
+        came = self._greeted(strangers, round, min(seconds, self.patience.gone))
+        silent = {node: said for node, said in came.items() if isinstance(said, Silence)}
+        members = {node: asked for node, asked in requests.items() if node not in silent}
+        answers = self._asked(kind, members, round, step, seconds)
+        for node, answer in answers.items():
+            if isinstance(answer, Silence) and answer.gone:
+                self._strangers.add(node)
+        found: dict[NodeId, R | Silence] = {**answers, **silent}
+        return {node: found[node] for node in requests}
 
     def _asked(
         self, kind: type[R], requests: Mapping[NodeId, Record], round: int, step: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedstill.core.records import NodeId
@@ -14,6 +14,9 @@ class Silence:
     """Why a site gave no answer."""
 
     reason: str
+    gone: bool = field(
+        default=False, compare=False
+    )  # who answers next may be another process, of another version
 
 
 class Exchange(Protocol):

@@ -22,7 +22,7 @@ KIND = "query.fedstill"  # the message type that the ClientApp answers
 POLL = 0.25  # seconds between two looks for answers
 LOOK = 3.0  # seconds between two looks at who is connected, and between two questions after a fault
 LEAST = 60.0  # seconds for any answer: Flower itself takes ten of them, more on a busy machine
-LOST = Silence("its SuperNode is not connected")
+LOST = Silence("its SuperNode is not connected", gone=True)
 
 
 def message(data: bytes, node: int, seconds: float) -> Any:

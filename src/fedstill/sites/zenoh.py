@@ -304,7 +304,7 @@ class Calls:
             if self.stopped():
                 return Silence("the coordinator was told to stop")
             if self.here.lost(site, self.lost):
-                return Silence("its connection is lost")
+                return Silence("its connection is lost", gone=True)
             time.sleep(0.1)  # a question to nobody comes back at once
         return Silence(f"no answer within {seconds:g} s")
 
