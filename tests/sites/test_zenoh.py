@@ -219,8 +219,8 @@ def test_questions_that_nobody_waits_for_do_not_pile_up(
             assert calls._asked_once("north", b"%d" % number, 0.05) is None
         free.set()
         assert asked(calls, data=b"last", seconds=20) == b"ok"
-    assert len(worked_on) <= zenoh.MOST_QUESTIONS + 1
-    assert worked_on[0] == b"0" and worked_on[-1] == b"last"
+    # A site that was late is in time again at once: only the newest may have been begun meanwhile.
+    assert worked_on in ([b"0", b"last"], [b"0", b"29", b"last"])
 
 
 def test_an_answer_that_comes_too_late_is_there_when_it_is_asked_for_again(

@@ -30,7 +30,6 @@ PATIENCE_MS = 5000  # for a site's call to be taken; it calls again
 AGAIN = 30.0  # seconds after which a question is asked again
 MOST_WAITING = 64  # questions for one word that is not said yet
 MOST_WORDS = 4096  # such words
-MOST_QUESTIONS = 8  # that wait at a site; a coordinator has one at a time
 MOST_ASKERS = 4  # of the same question there; those before have hung up
 
 _SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
@@ -434,7 +433,9 @@ def serve(
 ) -> None:
     """Answer until the end: one question at a time, and whoever asks the same waits along.
 
-    Of what is asked beyond `MOST_QUESTIONS` nothing is kept: whoever means it asks again.
+    A coordinator has one question at a time. So of those that come while one is worked on only the
+    newest is kept: for the others nobody waits any more, and a site that was late once would play
+    them all before it is in time again.
     """
     work: Queue[tuple[str, bytes]] = Queue()
     waiting: dict[str, list[zenoh.Query]] = {}
@@ -444,15 +445,15 @@ def serve(
         data = b"" if query.payload is None else query.payload.to_bytes()
         key = hashlib.sha256(data).hexdigest()
         with lock:
-            known = key in waiting
-            if not known and len(waiting) >= MOST_QUESTIONS:
-                query.drop()  # type: ignore[no-untyped-call]
-                return
+            if key not in waiting:
+                with suppress(Empty):
+                    given_up, _ = work.get_nowait()
+                    for old in waiting.pop(given_up):
+                        old.drop()  # type: ignore[no-untyped-call]
+                work.put((key, data))
             line = waiting.setdefault(key, [])
             line.append(query)
             del line[:-MOST_ASKERS]
-        if not known:
-            work.put((key, data))
 
     queryable = session.declare_queryable(f"{root(run)}/{me}/ask", asked)
     token = session.liveliness().declare_token(f"{root(run)}/{me}/alive")
