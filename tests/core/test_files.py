@@ -40,6 +40,24 @@ def test_a_failure_leaves_the_old_file_and_no_draft(
     assert names(tmp_path) == ["a"]
 
 
+def test_a_secret_is_for_its_owner_alone_and_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="disk full"):
+            files.write_secret(tmp_path / "key", b"one")
+    assert names(tmp_path) == []
+    files.write_secret(tmp_path / "key", b"two")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        files.write_secret(tmp_path / "key", b"three")
+    assert (tmp_path / "key").read_bytes() == b"two" and names(tmp_path) == ["key"]
+
+
 def test_whoever_fails_while_writing_changes_nothing(tmp_path: Path) -> None:
     files.write_whole(tmp_path / "a", "old")
     with pytest.raises(KeyboardInterrupt), files.replacing(tmp_path / "a") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import tomllib
@@ -106,6 +107,7 @@ def test_a_deployment_gives_the_tables_of_one_process(make: Made, tmp_path: Path
     assert (apart / "summary.json").exists()
     for kept in ("run", "cache"):  # memories and failures are for the site's own user
         assert (consortium.invitation("north") / kept).stat().st_mode & 0o077 == 0
+    assert apart.stat().st_mode & 0o077 == 0  # so is what sites sent for the coordinator's
     board = read_board(apart)
     assert board["ended"] and board["round"] == 2
     assert {name: row["said"] for name, row in board["sites"].items()} == dict.fromkeys(NAMES, "ok")
@@ -458,6 +460,27 @@ def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Mad
     assert not any("simulated" in line for line in summary["limits"])
     keys = {(consortium.invitation(name) / "run" / "noise.key").read_bytes() for name in NAMES}
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
+
+
+def test_a_full_disk_leaves_no_half_of_a_key_and_is_said_in_words(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    consortium = make()
+    folder = consortium.invitation("north")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(SiteError, match=r"cannot write to .*north: No space left .*make room"):
+            consortium.join("north")
+        with pytest.raises(SiteError, match=r"cannot write to .*north: No space left"):
+            sites.noise_key(folder, "these data")
+        with pytest.raises(SiteError, match=r"cannot write to .*other: No space left"):
+            recipe = recipe_for(consortium.data)
+            folders.make(recipe, consortium.out / "other", address="127.0.0.1:1")
+    consortium.join("north")
+    assert len(sites.noise_key(folder, "these data")) == 32
 
 
 def test_a_run_that_begins_anew_or_with_other_data_has_other_noise(tmp_path: Path) -> None:

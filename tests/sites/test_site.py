@@ -406,6 +406,26 @@ def test_a_full_disk_is_a_refusal_that_says_so(tmp_path: Path) -> None:
     assert isinstance(answer, Acted)  # with room again it goes on from where it was
 
 
+@pytest.mark.parametrize("left", [10, 70])  # of a line "digest round number"
+def test_a_line_that_a_full_disk_cut_off_spoils_no_other(left: int, tmp_path: Path) -> None:
+    first = broadcast()
+    asked = tmp_path / "asked"
+    full = private_site(tmp_path)
+    asked.write_bytes(b"x" * 66 + b"\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (67 + min(left, 67), before[1]))
+        assert "cannot write to its folder" in refusal(full, first)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert isinstance(words.read(full.answer(words.written(first))), Acted)
+    again = private_site(tmp_path)  # what was asked is known after a new start, and only that
+    assert "under privacy an act is released once" in refusal(again, broadcast(0.1))
+    assert isinstance(words.read(again.answer(words.written(first))), Acted)
+    (tmp_path / "last-answer").unlink()
+    assert isinstance(words.read(private_site(tmp_path).answer(words.written(first))), Acted)
+
+
 def test_a_site_knows_when_the_run_is_over(site: Site) -> None:
     assert not site.over
     assert isinstance(words.read(site.answer(words.written(Over("trial", "c0")))), words.Done)

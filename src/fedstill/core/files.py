@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +37,26 @@ def write_whole(path: Path | str, data: bytes | str, *, by_several: bool = False
     """Write a file: afterwards it is there whole, or as it was before. Text is UTF-8."""
     with replacing(path, by_several=by_several) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def write_secret(path: Path | str, data: bytes) -> None:
+    """Write a new file that nobody else may read, whole or not at all; none is replaced."""
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft.unlink(missing_ok=True)
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def is_draft(name: str) -> bool:

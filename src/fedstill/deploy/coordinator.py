@@ -52,7 +52,8 @@ def start(out: Path, say: Say, data_dir: str | None = None, connect: Connect | N
     if (run_folder / "summary.json").exists():
         say(f"this run is finished: {run_folder}")
         return run_folder
-    run_folder.mkdir(exist_ok=True)
+    with folders.writing(own):
+        run_folder.mkdir(mode=0o700, exist_ok=True)  # what sites sent is for its user alone
     board = Board(deployment.run, run_folder, {name: Row() for name in deployment.sites})
     with ExitStack() as held:
         held.enter_context(run_folders.alone(run_folder))

@@ -13,7 +13,8 @@ import re
 import secrets
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,19 @@ def make(
     shape = next(iter(models.values())).shape
     digest = agreed_digest(recipe, load_public(recipe, shape))
     run = f"{safe(recipe.run.name)}-{secrets.token_hex(4)}"
-    own = out / COORDINATOR
+    with writing(out):
+        return _made(out, recipe, run, digest, address, addresses or {}, patience or Patience())
+
+
+def _made(
+    out: Path, recipe: Recipe, run: str, digest: str, address: str,
+    addresses: Mapping[NodeId, str], patience: Patience,
+) -> Deployment:  # fmt: skip
+    own, names = out / COORDINATOR, names_of(recipe)
     own.mkdir(parents=True)
     authority = certificates.make_authority(own)
     made = Deployment(
-        run, digest, tuple(names), COORDINATOR, address, dict(addresses or {}),
+        run, digest, tuple(names), COORDINATOR, address, dict(addresses),
         certificates.digest(own / "ca.crt"),
     )  # fmt: skip
     host = address.rsplit(":", 1)[0] if address else ""
@@ -119,12 +128,12 @@ def make(
     write_whole(own / f"{COORDINATOR}.pem", pem)
     asked.unlink()
     text = toml_text(without_paths(recipe).as_tables())
-    waiting = {"patience": values(patience or Patience())}
+    waiting = {"patience": values(patience)}
     _write(own, made, text, waiting)
     for name in names:
         place = out / "invitations" / name
         place.mkdir(parents=True)
-        _write(place, _for(made, name), text, {} if address else waiting)
+        _write(place, replace(made, name=name), text, {} if address else waiting)
         shutil.copy(own / "ca.crt", place / "ca.crt")
     return made
 
@@ -132,10 +141,6 @@ def make(
 def _write(folder: Path, made: Deployment, recipe: str, more: Table) -> None:
     write_whole(folder / RECIPE, recipe)
     write_whole(folder / AGREEMENT, toml_text({"deployment": values(made), **more}))
-
-
-def _for(made: Deployment, name: NodeId) -> Deployment:
-    return replace(made, name=name)
 
 
 def sign(out: Path, file: Path, days: int = 365) -> Path:
@@ -154,8 +159,9 @@ def sign(out: Path, file: Path, days: int = 365) -> Path:
         raise SiteError(f"cannot read {file}: {error.strerror or error}") from error
     pem = certificates.signed(certificates.read_authority(own), asked, name, hosts, days)
     target = own / "signed" / f"{name}.pem"
-    target.parent.mkdir(exist_ok=True)
-    write_whole(target, pem)
+    with writing(own):
+        target.parent.mkdir(exist_ok=True)
+        write_whole(target, pem)
     return target
 
 
@@ -199,6 +205,18 @@ def read_agreed(folder: Path) -> Recipe:
     with installed_alone():
         (recipe,) = checked(read_recipe(folder / RECIPE))
     return recipe
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say in words why a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise SiteError(
+            f"cannot write to {folder}: {error.strerror or error}; make room there, or let this "
+            "user write to it"
+        ) from error
 
 
 def credentials(folder: Path, deployment: Deployment) -> Credentials:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hmac
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.errors import SiteError
+from fedstill.core.files import write_secret
 from fedstill.data import Collection
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment, OwnTable
@@ -80,8 +80,9 @@ def join(
         )
     found = own_data(invited.recipe, invited.deployment.name, str(data.absolute()))
     own = OwnTable(str(data.absolute()), agreed, found.digest(), data_dir, device)
-    folders.write_own(folder, own, policy)
-    return certificates.request(folder, invited.deployment.name)
+    with folders.writing(folder):
+        folders.write_own(folder, own, policy)
+        return certificates.request(folder, invited.deployment.name)
 
 
 def checked(folder: Path) -> tuple[Invited, Collection, list[str]]:
@@ -160,15 +161,17 @@ def start(
 def at_work(invited: Invited, own: OwnTable) -> Iterator[Place]:
     """What a party plays with, while no other process has its run's folder."""
     folder, run_folder = invited.folder, invited.folder / RUN
-    for made in (run_folder, folder / CACHE):  # memories and failures tell of data
-        made.mkdir(mode=0o700, exist_ok=True)
-    private = invited.recipe.privacy is not None
-    placing = placed(
-        invited.recipe, invited.deployment.name, folder, path=own.data, data_dir=own.data_dir,
-        device=own.device, key=noise_key(run_folder, own.content) if private else None,
-    )  # fmt: skip
-    with run_folders.alone(run_folder), placing as place:
-        yield place
+    with folders.writing(folder):
+        for made in (run_folder, folder / CACHE):  # memories and failures tell of data
+            made.mkdir(mode=0o700, exist_ok=True)
+    with run_folders.alone(run_folder):
+        private = invited.recipe.privacy is not None
+        placing = placed(
+            invited.recipe, invited.deployment.name, folder, path=own.data, data_dir=own.data_dir,
+            device=own.device, key=noise_key(run_folder, own.content) if private else None,
+        )  # fmt: skip
+        with placing as place:
+            yield place
 
 
 @contextmanager
@@ -219,13 +222,10 @@ def noise_key(folder: Path, content: str) -> bytes:
     anew, or with other data, never has the noise of the one before.
     """
     path = folder / "noise.key"
-    if not path.exists():
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())
-    key = path.read_bytes()
+    with folders.writing(folder):
+        if not path.exists():
+            write_secret(path, secrets.token_bytes(32))
+        key = path.read_bytes()
     if len(key) != 32:
         raise SiteError(f"{path} has {len(key)} bytes, not 32; noise cannot be made again with it")
     return hmac.digest(key, content.encode(), "sha256")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstill.core.errors import SiteError
-from fedstill.core.files import write_whole
+from fedstill.core.files import write_secret, write_whole
 from fedstill.sites.credentials import Credentials
 
 DAY = timedelta(days=1)
@@ -235,9 +234,7 @@ def _new_key(path: Path) -> ec.EllipticCurvePrivateKey:
         serialization.NoEncryption(),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
+    write_secret(path, data)
     return key
 
 

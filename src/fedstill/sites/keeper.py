@@ -133,12 +133,10 @@ class Keeper:
         """How many different acts, or scores, were asked for, with this; on the disk then."""
         digest = _digest(request)
         if digest not in self._asked:
-            self._asked[digest] = act
             if self.folder is not None:
-                with _on_disk(self.folder), (self.folder / "asked").open("a") as file:
-                    file.write(f"{digest} {act}\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                with _on_disk(self.folder):
+                    _add_line(self.folder / "asked", f"{digest} {act}")
+            self._asked[digest] = act
         scores = act.startswith(SCORES)
         return sum(other.startswith(SCORES) == scores for other in self._asked.values())
 
@@ -154,7 +152,8 @@ class Keeper:
             folder / name for name in ("asked", "last-answer", "spent.json", "released.json")
         )
         if asked.exists():
-            lines = (line.split(" ", 1) for line in asked.read_text().splitlines())
+            whole = [line for line in asked.read_text().splitlines(True) if line.endswith("\n")]
+            lines = (line.rstrip("\n").split(" ", 1) for line in whole)
             self._asked = {line[0]: line[1] for line in lines if len(line) == 2}
         if last.exists():
             data = last.read_bytes()
@@ -167,6 +166,17 @@ class Keeper:
                 known: [Spending(0, "", self.name, *row) for row in rows]
                 for known, rows in table.items()
             }
+
+
+def _add_line(path: Path, line: str) -> None:
+    """One line more; what a full disk or a kill left of an earlier one stays a line of its own."""
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else f"\n{line}"
+        file.write(f"{line}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _digest(data: bytes) -> str:
