@@ -107,6 +107,14 @@ def test_weights_of_the_terms_are_applied_to_the_loss() -> None:
     assert torch.equal(method.generator_loss(VIEW), by_hand)
 
 
+def test_one_by_one_the_steps_of_all_clients_have_the_loss_of_all_at_once_together() -> None:
+    together, alone = FedFTG(diversity_weight=0.5), FedFTG(diversity_weight=0.5, one_by_one=True)
+    clients = len(SAID)
+    shares = [VIEW.shares * torch.eye(clients)[client].unsqueeze(1) for client in range(clients)]
+    each = [alone.generator_loss(VIEW._replace(shares=own)) for own in shares]
+    assert torch.allclose(torch.stack(each).sum(), together.generator_loss(VIEW))
+
+
 def test_the_clients_logits_stand_still_in_the_released_discrepancy() -> None:
     def apart(said: torch.Tensor, form: Any) -> torch.Tensor:
         terms = FedFTG(form=form).generator_terms(VIEW._replace(said=said))

@@ -111,10 +111,11 @@ class FedFTG(FineTuner):
         }
 
     def generator_loss(self, view: View) -> Tensor:
-        """All clients in one step, so the diversity term counts once; or one client in each."""
+        """Diversity counts once for all clients: asked one by one, a share of it in each step."""
         terms = self.generator_terms(view)
         moved = self.discrepancy_weight * terms["transferability"]
-        return terms["fidelity"] + moved + self.diversity_weight * terms["diversity"]
+        spread = terms["diversity"] / len(view.said) if self.one_by_one else terms["diversity"]
+        return terms["fidelity"] + moved + self.diversity_weight * spread
 
     def asking(self, some: Sequence[Latent], clients: int) -> Sequence[Latent]:
         """All clients in each step, or a step for each client on the same noise and labels."""
