@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import Adam, Data, Weights
-from fedstill.core.node import SERVER
+from fedstill.core.node import SERVER, Inbox
 from fedstill.engines.engine import autograd_gradient
 from fedstill.engines.play.batched import Batched
 from fedstill.methods.dense import Dense
@@ -18,8 +18,8 @@ from fedstill.parts.image_generators import Deconvolution, Upsampling
 from fedstill.parts.image_search import Found, Search
 from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Lesson, View
-from methods.tuned import BASE, LITTLE, same, sent, server_of
-from worlds import pictures, played
+from methods.tuned import BASE, LITTLE, aggregated, same, sent, server_of
+from worlds import finished, pictures, played
 
 RNG = torch.Generator().manual_seed(0)
 SAID, STUDENT = torch.randn(2, 4, 3, generator=RNG), torch.randn(4, 3, generator=RNG)
@@ -76,6 +76,18 @@ def test_clients_and_labels_count_alike() -> None:
     shares, frequencies = alike(4, 5)
     assert shares.tolist() == [[0.25] * 5] * 4
     assert frequencies.tolist() == pytest.approx([0.2] * 5)
+
+
+@pytest.mark.parametrize("role", ["fine_tune", "data_free"])
+def test_a_client_without_examples_teaches_nothing(role: Any) -> None:
+    method, world = Dense(**LITTLE, role=role), pictures((20, 0, 23))
+    heard = sent(method, world)
+    assert [*heard] == ["c0", "c1", "c2"]
+    node = server_of(method, world)
+    assert [*finished(method.aggregated(node, Inbox(heard)))] == ["c0", "c2"]
+    without = {client: up for client, up in heard.items() if client != "c1"}
+    taught = [aggregated(method, world, some).state.weights for some in (heard, without)]
+    assert same(*taught)
 
 
 def test_the_search_keeps_the_images_of_the_lowest_loss() -> None:

@@ -81,6 +81,14 @@ def test_each_client_says_its_logits_and_hears_their_mean() -> None:
     assert torch.allclose(heard["server"], mean, atol=1e-6)
 
 
+def test_a_client_without_examples_says_nothing_and_hears_the_others() -> None:
+    world = vectors((20, 0, 23, 30), mixed=True)
+    engine, log = played(FCCL(**FAST), world, rounds=1)
+    assert [row.sender for row in log.messages if row.direction == "up"] == ["c0", "c2", "c3"]
+    begun = engine_for(FCCL(**FAST), world).node("c1", 0, "look").state.weights
+    assert not torch.equal(engine.states["c1"].weights["head.weight"], begun["head.weight"])
+
+
 def test_as_many_floats_travel_as_public_examples_times_classes() -> None:
     _, log = played(FCCL(**FAST), vectors(mixed=True), rounds=2)
     rows = [(row.round, row.sender, row.direction, row.floats, row.hearers) for row in log.messages]

@@ -8,7 +8,7 @@ from torch.nn.functional import kl_div
 
 from fedstill.core import Weights
 from fedstill.core.errors import BadValue
-from fedstill.core.node import SERVER
+from fedstill.core.node import SERVER, Inbox
 from fedstill.federation.sampling import Scripted
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.feddf import FedDF
@@ -86,6 +86,26 @@ def test_one_step_by_hand_goes_down_the_divergence_from_the_mean_logits() -> Non
         for name, reached in engine.states[client].weights.items():
             moved = 0.01 * grad[name] / (grad[name].abs() + 1e-8)  # Adam's first step
             assert torch.allclose(reached, begin[name] - moved, atol=1e-4)
+
+
+def test_a_client_without_examples_is_not_asked() -> None:
+    world = vectors((20, 0, 23, 30), mixed=True)
+    method, spoken = FedDF(distil_steps=0, **FAST), {}
+
+    class Ear:
+        def carry(self, message, sender, round, step):  # type: ignore[no-untyped-def]
+            if step == "update":
+                spoken[sender] = message
+            return message
+
+    played(method, world, rounds=1, meddling=[Ear()])
+    server = engine_for(method, world).node(SERVER, 1, "distil")
+    x, models = world.public.all().x, world.models
+    said = {c: models[c](up.weights, x) for c, up in spoken.items()}
+    knowing = torch.stack([said[c] for c in ("c0", "c2", "c3")]).mean(0)
+    assert torch.allclose(method.ensemble(server, Inbox(spoken)), knowing)
+    nobody = Inbox({c: up.replace(examples=0) for c, up in spoken.items()})
+    assert torch.allclose(method.ensemble(server, nobody), torch.stack([*said.values()]).mean(0))
 
 
 def test_distillation_brings_students_nearer_to_the_ensemble() -> None:

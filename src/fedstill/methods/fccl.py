@@ -118,8 +118,10 @@ class FCCL(Method):
         client.state = Own(weights, weights)
 
     @at_clients
-    def speak(self, client: Node[Own], inbox: Inbox[Never]) -> Opinion:
-        """Send the own logits on the public data."""
+    def speak(self, client: Node[Own], inbox: Inbox[Never]) -> Opinion | None:
+        """Send the own logits on the public data; who has no examples knows nothing of its own."""
+        if not len(client.data):
+            return None
         return Opinion(opinions(client.model, client.state.weights, client.public))
 
     @at_server

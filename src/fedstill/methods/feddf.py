@@ -124,8 +124,12 @@ class FedDF(FedAvg):
             client.state = Own(inbox.only().weights)
 
     def ensemble(self, server: Node[Students], inbox: Inbox[Up]) -> Tensor:
-        """[example, class], the mean logits of all participants on the public data."""
-        said = [opinions(server.models[c], up.weights, server.public) for c, up in inbox.items()]
+        """[example, class], the mean logits of all participants on the public data.
+
+        A client without examples knows nothing of its own, and is asked only where all are so.
+        """
+        asked = {c: up for c, up in inbox.items() if up.examples} or inbox
+        said = [opinions(server.models[c], up.weights, server.public) for c, up in asked.items()]
         return mean_opinion(said, self.joining)
 
     async def taught(

@@ -137,12 +137,12 @@ class FineTuner(Method):
         return cast(Message, await self.base.each_round()[1].played(client, inbox))
 
     async def aggregated(self, server: Node[Any], inbox: Inbox[Any]) -> dict[NodeId, Any]:
-        """The messages that can be learnt from, after the base has aggregated them; or none."""
+        """After the base has aggregated: the messages of clients that learnt anything, if any."""
         if self.role == "fine_tune":
             sent = Inbox({who: of_base(up) for who, up in inbox.items()})
             await held_base.as_base(self.base, 2, server, sent)
         heard = {who: up for who, up in inbox.items() if who not in server.rejected}
-        return heard if any(self.total(of_base(up)) != 0 for up in heard.values()) else {}
+        return {who: up for who, up in heard.items() if self.total(of_base(up)) != 0}
 
     def wrong(self, node: Node[Any], sender: NodeId, message: Message) -> str | None:
         """What the base says of its message, and whether labels were counted."""
