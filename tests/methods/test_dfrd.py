@@ -527,6 +527,21 @@ def test_the_server_can_show_images_of_each_class() -> None:
     assert torch.equal(images, again)
 
 
+def test_images_of_the_average_generator_are_shown_beside_from_the_same_noise() -> None:
+    method, world = DFRD(**LITTLE), pictures()
+    server = server_of(method, world)
+    state = server.state.replace(average_generator=method.generator(server.model).init(7))
+    server = server.remembering(state)
+    images, labels = method.pictures(server)["average"]
+    assert images.shape == (30, 1, 8, 8) and labels.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    own, _ = method.imagined(server, 10)  # type: ignore[misc]
+    assert not torch.allclose(images, own)
+    alike = server.remembering(state.replace(average_generator=state.image_generator))
+    assert torch.equal(method.pictures(alike)["average"][0], own)
+    assert DFRD(**LITTLE, average_weight=0.0).pictures(server) == {}
+    assert method.pictures(server.remembering(None)) == {}
+
+
 def test_values_out_of_range_are_refused() -> None:
     for wrong in (
         {"iterations": -1}, {"generator_batch": 1}, {"average_decay": 1.5}, {"temperature": 0.0},

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.core import Inbox, Model, Node, NodeId, Weights, algebra, at_server
 from fedstill.core.branches import in_branches
 from fedstill.core.ranges import NonNegative, Positive, Share
+from fedstill.core.records import Pictured
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.finetune import SMALL, FineTuner
 from fedstill.methods.held_base import Counted, Tuned, by_label_counts, first_memory
@@ -26,6 +27,8 @@ from fedstill.parts.image_generators import Deconvolution, Merge
 from fedstill.parts.label_distribution import alike
 from fedstill.parts.lessons import Lesson, View, in_turns
 from fedstill.parts.losses import Selection, diversity, row_divergences, transferability
+
+SHOWN = 10  # images of each class by the average generator, in pictures
 
 
 class Memory(Tuned):
@@ -95,6 +98,14 @@ class DFRD(FineTuner):
             image_generator=generator,
             average_generator=average,
         )
+
+    @torch.no_grad()
+    def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
+        """Images of the average generator where it teaches, of the same noise as `imagined`."""
+        if not isinstance(node.state, Memory) or not self.average_weight:
+            return {}
+        maker, rng = self.generator(node.model), node.rng("pictures")
+        return {"average": maker.imagined(node.state.average_generator, rng, SHOWN, node.device)}
 
     def weighing(self, heard: Mapping[NodeId, Counted], classes: int) -> tuple[Tensor, Tensor]:
         """Clients' shares [client, class] and frequencies of labels [class]."""
