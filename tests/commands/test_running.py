@@ -14,9 +14,11 @@ import tomllib
 import pytest
 
 from fedstill import recipe as config
+from fedstill.commands import progress
 from fedstill.commands.cli import joined_seeds
-from fedstill.commands.progress import status_line
+from fedstill.commands.progress import Watched, status_line
 from fedstill.core.errors import RecipeError
+from fedstill.core.pulse import Part, Pulse
 from fedstill.federation.run import Progress
 from fedstill.recipe.toml import toml_text
 from small_recipes import FEDDM, fedstill, images_recipe, tables, write_recipe
@@ -168,6 +170,16 @@ def test_the_bar_says_round_accuracy_traffic_and_time_left():
     assert status_line(long, [2.0]).endswith(" · 2:00:00 left")
 
 
+def test_the_bar_says_what_is_being_done_in_a_round_that_takes_long(monkeypatch):
+    beat = Pulse(2, "synthesize", (Part("", 1, 5), Part("iteration", 13, 300)))
+    watched = Watched()
+    watched.line(Progress(1, 3, 0.5, 0, 60.0))
+    assert watched.on_the_way(beat) is None  # so soon after the last line
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert watched.on_the_way(beat) == "round 2/3 · synthesize 1/5, iteration 13/300 · 2:00 left"
+    assert Watched().on_the_way(beat) == "round 2 · synthesize 1/5, iteration 13/300"
+
+
 # As a shell would start it; a test runner in the background may have told it to ignore Ctrl-C.
 MAIN = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -176,15 +188,22 @@ MAIN = (
 
 
 def on_a_terminal(
-    *arguments: object, interrupt_after: bytes = b"", by: signal.Signals = signal.SIGINT
+    *arguments: object,
+    interrupt_after: bytes = b"",
+    by: signal.Signals = signal.SIGINT,
+    piped: bool = True,
 ) -> tuple[int, str, str]:
-    """Exit code, standard output and what a terminal showed, of the real command."""
+    """Exit code, standard output and what a terminal showed, of the real command.
+
+    Unless it is `piped`, standard output goes to the terminal too.
+    """
     master, slave = pty.openpty()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "TERM": "xterm"}
     command = [sys.executable, "-c", MAIN, *map(str, arguments)]
     process = subprocess.Popen(
-        command, stdin=slave, stdout=subprocess.PIPE, stderr=slave, env=environment
-    )
+        command, stdin=slave, stdout=subprocess.PIPE if piped else slave, stderr=slave,
+        env=environment,
+    )  # fmt: skip
     os.close(slave)
     shown = b""
     while True:
@@ -200,7 +219,7 @@ def on_a_terminal(
             interrupt_after = b""
     os.close(master)
     out, _ = process.communicate()
-    return process.returncode, out.decode(), shown.decode()
+    return process.returncode, (out or b"").decode(), shown.decode()
 
 
 def test_a_terminal_sees_a_bar_and_a_pipe_only_the_result(tmp_path):
@@ -211,6 +230,31 @@ def test_a_terminal_sees_a_bar_and_a_pipe_only_the_result(tmp_path):
     assert "feddm seed 0" in shown
     for words in ("round 4/4", "accuracy ", " kB sent", " left"):
         assert words in shown
+
+
+def screen(shown: str) -> list[str]:
+    """The lines that stand on a terminal in the end: bars move up and erase what they wrote."""
+    lines, row = [""], 0
+    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", shown):
+        if piece == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif piece.startswith("\x1b["):
+            if piece[-1] == "A":
+                row -= int(piece[2:-1])
+            elif piece[-1] == "K":
+                lines[row] = ""
+        elif piece != "\r":
+            lines[row] += piece
+    return [line for line in lines if line]
+
+
+def test_results_of_runs_beside_each_other_stay_on_the_screen(tmp_path):
+    command = ("run", write_recipe(tmp_path), "run.rounds=1", "--out", tmp_path / "run")
+    code, _, shown = on_a_terminal(*command, "--seeds", 0, 1, "--parallel", 2, piped=False)
+    assert code == 0, shown
+    lines = screen(shown)
+    assert len(lines) == 2 and all(line.startswith("fedavg · own · seed ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -256,12 +256,15 @@ def _handed_out(cells: Sequence[Cell], going: Going, tally: Tally, hands: Worker
             if told is not None and told["kind"] == worker.PROGRESS:
                 bars.progress(number, told)
                 continue
+            if told is not None and told["kind"] == worker.PULSE:
+                bars.on_the_way(number, told)
+                continue
             cell = at.pop(number)
             bars.end(number)
             if told is None:
                 tally.failed.append((cell, "its process ended"))
             elif told["kind"] == worker.DONE:
-                _finished(cell, going, tally)
+                _finished(cell, going, tally, bars.say)
                 bars.whole(tally.played)
             elif told["kind"] == worker.OCCUPIED:
                 tally.elsewhere.append(cell)
@@ -334,22 +337,22 @@ def workers(count: int) -> Iterator[Workers]:
         begun.close()
 
 
-def _finished(cell: Cell, going: Going, tally: Tally) -> None:
+def _finished(cell: Cell, going: Going, tally: Tally, say: Any = typer.echo) -> None:
     tally.played += 1
     if SPEECH.verbose:
-        _tell_notes(cell.folder)
+        _tell_notes(cell.folder, say)
     if going.named and not SPEECH.quiet:
         recipe = cell.recipe
         place = f" ({tally.played} of {tally.total})" if tally.total > 1 else ""
         title = f"{cell.title} · {recipe.data.name} · seed {recipe.run.seed}"
-        typer.echo(f"{title}: {result(cell.folder, recipe.run.metrics[0])} → {cell.folder}{place}")
+        say(f"{title}: {result(cell.folder, recipe.run.metrics[0])} → {cell.folder}{place}")
 
 
-def _tell_notes(folder: Path) -> None:
+def _tell_notes(folder: Path, say: Any) -> None:
     from fedstill.logbook.reader import read_rows
 
     for note in read_rows(folder).notes:
-        typer.echo(f"note: {note.kind}: {note.text}", err=True)
+        say(f"note: {note.kind}: {note.text}", err=True)
 
 
 def result(folder: Path, metric: str) -> str:

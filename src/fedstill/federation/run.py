@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from fedstill.core import pulse
 from fedstill.core.errors import BadValue
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Inbox
@@ -70,7 +71,9 @@ def run(
     )
     act = going_on(playing)
     while act is not None:
-        act = going_on(playing, engine.play(*act))
+        with pulse.working_on(act.step.name, act.round):
+            outcomes = engine.play(*act)
+        act = going_on(playing, outcomes)
 
 
 def run_together(together: Together, playings: Sequence[Playing]) -> None:
@@ -245,7 +248,8 @@ class _Player:
 
     def scored(self, round: int, metric: str) -> float | None:
         """Evaluate, write the scores down, and return the mean of one metric."""
-        found = list(evaluate(self.engine, round))
+        with pulse.working_on("evaluate", round):
+            found = list(evaluate(self.engine, round))
         self._tell_notes(round)
         for number in found:
             self.logbook.write(number)

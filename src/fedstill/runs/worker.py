@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 
 import torch
 
+from fedstill.core import pulse
 from fedstill.core.errors import FedstillError
 from fedstill.engines.allocator import shared_by
 from fedstill.federation.run import Progress
@@ -26,7 +28,8 @@ from fedstill.recipe.toml import toml_text
 from fedstill.runs import folder as folders
 from fedstill.runs import grid
 
-DONE, FAILED, OCCUPIED, PROGRESS = "done", "failed", "occupied", "progress"
+DONE, FAILED, OCCUPIED, PROGRESS, PULSE = "done", "failed", "occupied", "progress", "pulse"
+BEATS_APART = 1.0  # seconds
 
 
 def job(cell: grid.Cell, overrides: tuple[str, ...] = ()) -> str:
@@ -60,10 +63,18 @@ def _played(told: Mapping[str, Any], answers: TextIO) -> dict[str, Any]:
     def watch(progress: Progress) -> None:
         _say(answers, {"kind": PROGRESS, **asdict(progress)})
 
+    def listen(beat: pulse.Pulse) -> None:
+        nonlocal latest
+        if time.monotonic() - latest >= BEATS_APART:
+            latest = time.monotonic()
+            _say(answers, {"kind": PULSE, **beat._asdict()})
+
+    latest = time.monotonic()
     try:
         (recipe,) = checked(tomllib.loads(told["recipe"]))
         cell = grid.Cell(recipe, Path(told["folder"]), {})
-        grid.play(cell, watch, None, told["overrides"])
+        with pulse.heard_by(listen):
+            grid.play(cell, watch, None, told["overrides"])
     except folders.Occupied as error:
         return {"kind": OCCUPIED, "text": str(error)}
     except FedstillError as error:

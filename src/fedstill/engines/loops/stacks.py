@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill.core import trees
+from fedstill.core import pulse, trees
 from fedstill.core.data import Batches
 from fedstill.core.errors import ProtocolError
 from fedstill.core.gpu import sent, wanted
@@ -58,7 +58,7 @@ class Stack:
             self.recording = self.recorder.known(self.loops[0], self.carry, self.given, self.total)
             self.carry, self.given = self.recording.carry, self.recording.given
             self.total = self.recording.total
-        for step, active in enumerate(active_at):
+        for step, active in enumerate(pulse.counted(active_at, "iteration")):
             self.step = step
             self._dismiss(active)
             with wanted(self.recording.places if self.recording else []):

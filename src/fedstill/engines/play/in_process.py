@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedstill.core import algebra
+from fedstill.core import algebra, pulse
 from fedstill.core.content import LARGEST
 from fedstill.core.errors import ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
@@ -137,7 +137,10 @@ class InProcess:
         toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
         """One step on every node that has an inbox; channels code what travels `toward` others."""
-        return {id: self._play_one(step, round, id, inbox, toward) for id, inbox in inboxes.items()}
+        return {
+            id: self._play_one(step, round, id, inbox, toward)
+            for id, inbox in pulse.counted(inboxes.items())
+        }
 
     def _play_one(
         self, step: Step, round: int, id: NodeId, inbox: Inbox[Any], toward: Direction | None
@@ -162,7 +165,9 @@ class InProcess:
             except StopIteration as end:
                 return end.value
             loops = asked.loops if isinstance(asked, Several) else (asked,)
-            answers = [self._run(self._noted(loop, node), node) for loop in loops]
+            answers = [
+                self._run(self._noted(loop, node), node) for loop in pulse.counted(loops, "loop")
+            ]
             answer = answers if isinstance(asked, Several) else answers[0]
 
     def _noted(self, loop: Loop[Any], node: Node[Any]) -> Loop[Any]:
@@ -182,7 +187,7 @@ class InProcess:
         carry = loop.carry
         losses: list[Tensor] = []
         step = Steps(loop, self.compiler)
-        for batch in loop.batches:
+        for batch in pulse.counted(loop.batches, "iteration"):
             carry, loss = step(carry, loop.given, batch)
             losses.append(loss)
         if losses and loop.tells_loss:
@@ -204,7 +209,7 @@ class InProcess:
         """Model after model its metrics by test set; nothing is changed."""
         experiment = self.experiment
         scored = scoring.holders(experiment.method, self.states, self.population.clients)
-        for holder in scored:
+        for holder in pulse.counted(list(scored)):
             yield holder, self.scores_of(holder, round)
 
     def scores_of(self, holder: NodeId, round: int) -> Scores:
