@@ -433,6 +433,22 @@ def test_a_method_can_be_checked_in_another_federation() -> None:
     assert seen[0].world is world and seen[0].plain is world
 
 
+class Finished(FedAvg):
+    """Steps after the last round change the server's memory."""
+
+    def after(self) -> Sequence[Step]:
+        return [self.finish]
+
+    @at_server
+    def finish(self, server: Node[Global], inbox: Inbox[Never]) -> None:
+        """Halve the weights."""
+        server.state = Global(algebra.scale(server.state.weights, 0.5))
+
+
+def test_a_method_that_ends_with_steps_of_their_own_resumes_before_them() -> None:
+    assert check(Finished, only=["resume", "channels"]).broken == []
+
+
 def test_a_check_that_is_not_there_is_named() -> None:
     with pytest.raises(FedstillError, match="unknown check 'ordre'; did you mean 'order'"):
         check(FedAvg, only=["ordre"])
