@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Never
 import numpy as np
 import pytest
 import torch
+from tests.testing import sly
 from tests.testing.careless import Careless
 from torch import Tensor
 
@@ -359,7 +360,9 @@ WRONG: list[tuple[type[Method], str, str]] = [
     (Wordless, "plan", "Bare, which Wordless.broadcast sends, has no docstring"),
     (Undocumented, "plan", "Undocumented has no docstring"),
     (Counting, "engines agree", "is not the same in_process and batched"),
+    (Counting, "engines agree", "a rounding error decides something"),
     (Branching, "compiled", "a loop is not compiled"),
+    (sly.OwnDice, "repeat", "Does it read the clock, draw otherwise than by node.rng"),
     (Forgetful, "resume", "is not the same a straight run and one resumed after round 2"),
     (Fragile, "channels", "ValueError: counts do not add up"),
     (InTurn, "order", "is not the same the first client first and the last client first"),
@@ -370,15 +373,24 @@ WRONG: list[tuple[type[Method], str, str]] = [
     (Mistyped, "wire", "Odd.number: expected int, came 'seven'"),
     (Careless, "content", "Opinion.logits, sent in Careless.speak: its first row alone is not"),
     (Talkative, "walls", "Longer is sent, but no step of the method has it in its hints"),
+    (sly.Pooled, "walls", "in one process Number(round=1, step='update', node='c0', name='loss'"),
     (TorchDice, "purity", "it drew from torch's global generator"),
     (NumpyDice, "purity", "it drew from numpy's global generator"),
     (Restless, "purity", "its values changed while it was played"),
     (Scribbler, "purity", "was written into later"),
+    (sly.Popping, "purity", "weights.head.bias, which server sent in broadcast, was written into"),
+    (sly.Adding, "purity", "update of c0 wrote into rounds of its memory"),
+    (sly.Relabelling, "purity", "the examples of c0 were changed while it was played"),
+    (sly.Elsewhere, "purity", "KEPT of tests.testing.sly changed while it was played"),
+    (sly.Neighbour, "purity", "Neighbour.first changed while it was played"),
     (Singular, "purity", "two objects of the same values are not equal"),
     (Indiscreet, "privacy", "example, sent by c0 in update holds a training example"),
     (Stored, "privacy", "example, sent by c0 in update holds a training example"),
+    (sly.Telling, "privacy", "more, sent by c0 in update holds a training example"),
     (Boaster, "privacy", "sends_examples is True, but no message holds a training example"),
     (Twice, "budget", "update of c0 asks more of records in round 2 than was planned"),
+    (sly.Exact, "budget", "more, which c0 sent in update, depends on single records and has no"),
+    (sly.Unsealing, "budget", "more, sent by c0 in update holds a training example"),
     (Lazy, "learning", "the mean accuracy is"),
 ]
 
@@ -431,6 +443,10 @@ def test_a_method_can_be_checked_in_another_federation() -> None:
     finally:
         del CHECKS["seen"]
     assert seen[0].world is world and seen[0].plain is world
+
+
+def test_a_method_that_adds_its_own_noise_is_private() -> None:
+    assert check(sly.Noisy, only=["privacy", "budget"]).broken == []
 
 
 class Finished(FedAvg):

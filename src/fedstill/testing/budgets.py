@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedstill.core.errors import BadValue, StepError
 from fedstill.core.method import Method
-from fedstill.core.records import NodeId
+from fedstill.core.records import Message, NodeId
+from fedstill.core.release import Use
 from fedstill.engines.execution import Execution
 from fedstill.federation.budget import planned
+from fedstill.federation.run import run
+from fedstill.logbook.writer import MemoryLog
 from fedstill.privacy.ledger import BudgetSpent
 from fedstill.privacy.privacy import Plan, Privacy
 from fedstill.privacy.summary import by_node
 from fedstill.testing import worlds
-from fedstill.testing.closely import Differs
+from fedstill.testing.closely import Differs, Heard, shown_examples
 from fedstill.testing.worlds import World
 
 ASKED = Privacy(4.0, 1e-3, releases=2)
 REFUSED = "cannot be private as it stands: its step"
 ADVICE = "what is asked of records may depend on neither their values nor what was learned of them"
 Rows = list[tuple[str, int, float]]  # mechanism, releases and rate of each use
+Uses = dict[NodeId, list[Use]]
 
 
 def expect_as_planned(method: Method, world: World, rounds: int) -> None:
@@ -27,17 +35,12 @@ def expect_as_planned(method: Method, world: World, rounds: int) -> None:
 
     Nothing is added as noise, so no accountant is needed: whatever is not planned is too much.
     """
-    try:
-        uses = planned(
-            worlds.experiment(method, world, rounds, privacy=ASKED), Execution(device="cpu")
-        )
-    except BadValue as error:
-        if REFUSED in str(error):
-            return
-        raise
+    uses = _planned(method, world, rounds)
+    if uses is None:
+        return
     asked = replace(ASKED, plan=Plan(dict.fromkeys(uses, 0.0), uses))
     try:
-        _, log = worlds.played(method, world, rounds, privacy=asked)
+        engine, log = worlds.played(method, world, rounds, Heard, privacy=asked)
     except StepError as error:
         if not isinstance(error.__cause__, BudgetSpent):
             raise
@@ -45,6 +48,8 @@ def expect_as_planned(method: Method, world: World, rounds: int) -> None:
             f"{error.step} of {error.node} asks more of records in round {error.round} than was "
             f"planned; {ADVICE}"
         ) from error
+    for where in shown_examples(engine, world):
+        raise Differs(f"with [privacy], {where} holds a training example")
     rows = by_node(log.privacy)
     spent: dict[NodeId, Rows] = {
         client: [(row.mechanism, row.releases, row.rate) for row in rows.get(client, [])]
@@ -57,6 +62,73 @@ def expect_as_planned(method: Method, world: World, rounds: int) -> None:
                 f"{client} was planned to spend {_told(wanted)}, but spent {_told(spent[client])}; "
                 f"{ADVICE}"
             )
+
+
+def expect_noise(method: Method, world: World) -> None:
+    """Whatever a client's records change in its messages, other noise changes too.
+
+    One round is played three times: as it is, with other noise, and with another record in the
+    place of the first client's first one. How many records there are of each class is public.
+    """
+    uses = _planned(method, world, 1)
+    if uses is None:
+        return
+    asked = replace(ASKED, plan=Plan(dict.fromkeys(uses, 1.0), uses))
+    client = next(iter(world.clients))
+
+    def said(world: World, key: bytes) -> list[tuple[str, dict[str, Any]]]:
+        engine = worlds.engine_for(method, world, Heard, 1, privacy=asked)
+        engine.key = key
+        run(engine, MemoryLog())
+        return [(step, _numbers(message)) for _, step, who, message in engine.said if who == client]
+
+    plain = said(world, b"one")
+    noisy, other = said(world, b"another"), said(_with_another_record(world, client), b"one")
+    for (step, numbers), (_, with_noise), (_, of_others) in zip(plain, noisy, other, strict=False):
+        for name in numbers:
+            if _differ(numbers, of_others, name) and not _differ(numbers, with_noise, name):
+                raise Differs(
+                    f"with [privacy], {name}, which {client} sent in {step}, depends on single "
+                    "records and has no noise; clip what each record contributes and add noise of "
+                    f"node.privacy.sigma times the clip from node.secret('{step}')"
+                )
+
+
+def _planned(method: Method, world: World, rounds: int) -> Uses | None:
+    """What each client is to ask of its records; None where the method cannot be private."""
+    try:
+        return planned(
+            worlds.experiment(method, world, rounds, privacy=ASKED), Execution(device="cpu")
+        )
+    except BadValue as error:
+        if REFUSED in str(error):
+            return None
+        raise
+
+
+def _with_another_record(world: World, client: NodeId) -> World:
+    """The same federation, in which somebody's first record is another one of its class."""
+    party = world.party(client)
+    own = worlds.alone(party.data)
+    if len(own):
+        stored = own.parts[0].pool.stored
+        stored[0] = 255 - stored[0] if stored.dtype == torch.uint8 else -stored[0]
+    parties = {**world.parties, client: replace(party, data=own)}
+    return World(parties, world.server_model, world.public)
+
+
+def _numbers(message: Message) -> dict[str, Any]:
+    """Its tensors and plain numbers by name."""
+    plain = {f.name: getattr(message, f.name) for f in fields(message)}
+    plain = {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+    return {**plain, **message.tensors()}
+
+
+def _differ(one: dict[str, Any], other: dict[str, Any], name: str) -> bool:
+    left, right = one[name], other.get(name)
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return not torch.equal(left, right)
+    return left is not right and left != right
 
 
 def _told(rows: Rows) -> str:

@@ -18,7 +18,9 @@ from fedstill.core.records import Direction, Message, NodeId, Record
 from fedstill.engines.engine import Outcome
 from fedstill.engines.loops.compiled import TRACED, Compiler
 from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.population import Population
 from fedstill.logbook.writer import MemoryLog
+from fedstill.testing.outside import Marks, held_outside
 from fedstill.wire import codec
 
 Memories = Mapping[NodeId, Mapping[str, Tensor]]
@@ -56,17 +58,24 @@ class Standing(NamedTuple):
     values: dict[str, Any]
     hashed: int
     generators: dict[str, Any]
+    outside: Marks
+    examples: dict[str, str]  # of each party, and what is public
 
     @classmethod
-    def of(cls, method: Method) -> Standing:
+    def of(cls, method: Method, population: Population) -> Standing:
         """As it is now."""
-        return cls(copy.copy(vars(method)), hash(method), global_generators())
+        data = {name: population.party(name).data for name in population.clients}
+        digests = {f"examples of {name}": own.digest() for name, own in data.items()}
+        digests["public examples"] = population.public.digest()
+        held = held_outside(method)
+        return cls(copy.copy(vars(method)), hash(method), global_generators(), held, digests)
 
 
 class Heard(InProcess):
     """Keeps what was said: round, step, sender and message, and its tensors as they then were.
 
-    Of each step and kind that travels, the first message with who said it to whom.
+    Of each step and kind that travels, the first message with who said it to whom. Of memories,
+    what a step wrote into instead of replacing it.
     """
 
     log: MemoryLog
@@ -80,6 +89,7 @@ class Heard(InProcess):
         self.first: dict[
             tuple[str, str], tuple[int, NodeId, NodeId, Message]
         ] = {}  # by step and kind
+        self.overwritten: list[tuple[str, NodeId, str]] = []  # step, node, name in its memory
 
     def play(
         self,
@@ -88,11 +98,16 @@ class Heard(InProcess):
         inboxes: Mapping[NodeId, Inbox[Any]],
         toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
+        kept = {node: self.states[node] for node in inboxes if node in self.states}
+        before = {node: copied(state) for node, state in kept.items() if state is not None}
         outcomes = super().play(step, round, inboxes, toward)
+        for node, was in before.items():
+            names = altered(kept[node], was)
+            self.overwritten += [(step.name, node, name) for name in names]
         for sender, outcome in outcomes.items():
             for message in _messages(outcome):
                 self.said.append((round, step.name, sender, message))
-                self.copies.append({n: t.clone() for n, t in message.tensors().items()})
+                self.copies.append(copied(message))
             if toward is not None and outcome.message is not None:
                 self._remember(step, round, sender, outcome.message, toward)
         return outcomes
@@ -118,6 +133,25 @@ class Heard(InProcess):
             where = (row.round, row.step, row.sender)
             found[where] = found.get(where, 0) + row.floats
         return found
+
+
+def copied(record: Record) -> dict[str, Tensor]:
+    """Its tensors as they are now."""
+    return {name: tensor.clone() for name, tensor in record.tensors().items()}
+
+
+def altered(record: Record | None, before: Mapping[str, Tensor]) -> list[str]:
+    """The names of tensors that are not what they were, are gone, or have come."""
+    now = {} if record is None else record.tensors()
+    return [
+        name
+        for name in {**before, **now}
+        if name not in before or name not in now or not _same(now[name], before[name])
+    ]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
 
 
 def _messages(outcome: Outcome) -> Iterator[Message]:
@@ -182,11 +216,29 @@ def expect_finite(engine: InProcess, when: str) -> None:
                 raise Differs(f"{when}, {name} of {node} is not finite")
 
 
+def shown_examples(engine: Heard, population: Population) -> list[str]:
+    """Where messages hold training examples, as they are stored or as networks see them."""
+    parties = [population.party(name).data for name in population.clients]
+    seen = [data.all().x.flatten(1) for data in parties if len(data)]
+    stored = [pool.stored[rows].flatten(1).float() for data in parties for pool, rows in data.parts]
+    return [
+        f"{name}, sent by {sender} in {step}"
+        for _, step, sender, message in engine.said
+        for name, tensor in message.tensors().items()
+        if any(holds_row(tensor, rows) for rows in (*seen, *stored))
+    ]
+
+
 def holds_row(tensor: Tensor, rows: Tensor) -> bool:
-    """Whether some row of a tensor is one of the given rows."""
-    if tensor.dim() < 2 or not len(tensor) or tensor[0].numel() != rows.shape[1]:
+    """Whether some stretch of a tensor, read row after row, is one of the given rows.
+
+    Rows of a single number are met by chance, and not looked for.
+    """
+    width = rows.shape[1]
+    if width < 2 or not len(rows) or not tensor.numel() or tensor.numel() % width:
         return False
-    return bool((torch.cdist(tensor.flatten(1).float(), rows) < 1e-4).any())
+    stretches = tensor.reshape(-1, width).float().to(rows.device)
+    return bool((torch.cdist(stretches, rows) < 1e-4).any())
 
 
 def global_generators() -> dict[str, Any]:

@@ -7,8 +7,8 @@ CHECKS under a name; its docstring is what the table of a report says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import zip_longest
@@ -31,22 +31,24 @@ from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.testing import worlds
-from fedstill.testing.budgets import expect_as_planned
+from fedstill.testing.budgets import expect_as_planned, expect_noise
 from fedstill.testing.closely import (
     Backwards,
     Differs,
     Heard,
     Standing,
     Traced,
+    altered,
     expect_finite,
     expect_same,
     expect_same_after_the_wire,
-    holds_row,
     memories,
     scores,
+    shown_examples,
     written,
 )
 from fedstill.testing.lies import lies
+from fedstill.testing.outside import changed
 from fedstill.testing.walls import behind_walls
 from fedstill.testing.worlds import World
 
@@ -109,10 +111,11 @@ class Case:
 
     def heard(self, rounds: int = 2) -> Heard:
         """The engine after some rounds, with every message that was said."""
-        before = Standing.of(self.method)
+        before = Standing.of(self.method, self.world)
         engine, log = self.played(rounds, Heard)
         assert isinstance(engine, Heard)
-        engine.log, engine.before, engine.after = log, before, Standing.of(self.method)
+        engine.log, engine.before = log, before
+        engine.after = Standing.of(self.method, self.world)
         return engine
 
     @cached_property
@@ -216,22 +219,72 @@ def plan(case: Case) -> None:
         raise Differs(f"{type(case.method).__name__} has no docstring")
 
 
+def purity(case: Case) -> None:
+    """Nothing is kept but in memories, drawn but by purpose, or written into: messages, data."""
+    method, engine = case.method, case.overheard
+    before, after = engine.before, engine.after
+    if (after.values, after.hashed) != (before.values, before.hashed):
+        raise Differs("its values changed while it was played; what is remembered belongs in State")
+    for name, state in after.generators.items():
+        if state != before.generators[name]:
+            raise Differs(f"it drew from {name}; ask for randomness by purpose: node.rng('order')")
+    for (_, step, sender, message), was in zip(engine.said, engine.copies, strict=True):
+        for name in altered(message, was):
+            raise Differs(
+                f"{name}, which {sender} sent in {step}, was written into later; make a new one"
+            )
+    for step, node, name in engine.overwritten:
+        raise Differs(
+            f"{step} of {node} wrote into {name} of its memory; make a new record and replace "
+            "node.state, or nobody knows that it has changed"
+        )
+    for name, digest in after.examples.items():
+        if digest != before.examples[name]:
+            raise Differs(f"the {name} were changed while it was played")
+    for name in changed(before.outside, after.outside):
+        raise Differs(
+            f"{name} changed while it was played; what is remembered belongs in State, and what "
+            "follows from values alone in a function under functools.cache"
+        )
+    twin = type(method)(**{f.name: getattr(method, f.name) for f in fields(method)})
+    if twin != method or hash(twin) != after.hashed:
+        raise Differs("two objects of the same values are not equal; make it a frozen dataclass")
+
+
+def repeat(case: Case) -> None:
+    """Played again, a run is the same, bit for bit."""
+    one, log = case.straight
+    other, other_log = case.played()
+    with _advising(
+        "Does it read the clock, draw otherwise than by node.rng, or keep something outside of "
+        "State?"
+    ):
+        expect_same(memories(one), memories(other), "in one run", "in the next")
+        if scores(log) != scores(other_log):
+            raise Differs("the scores of two runs differ")
+
+
 def engines_agree(case: Case) -> None:
     """Memories after four rounds are those of stacked clients to 1e-4, losses of two to 1e-3."""
-    plain, _ = case.played(world=case.plain)
-    stacked, _ = case.played(world=case.plain, engine=Batched)
-    expect_same(memories(plain), memories(stacked), "in_process", "batched", 1e-4)
-    _, stacked_log = case.played(2, engine=Batched)
-    losses, others = scores(case.overheard.log, "loss"), scores(stacked_log, "loss")
-    if losses.keys() != others.keys():
-        raise Differs("in_process and batched score different models")
-    for (round, node, target), loss in losses.items():
-        if not abs(others[round, node, target] - loss) <= 1e-3:
-            other = others[round, node, target]
-            raise Differs(
-                f"the loss of {node} at {target} after round {round} is {loss:.6g} in in_process "
-                f"and {other:.6g} in batched"
-            )
+    with _advising(
+        "Where its objective keeps and draws nothing, a rounding error decides something: the sign "
+        "of a difference of equal outputs (|x| near 0), a norm of nothing, Adam's step along a "
+        "gradient of zero"
+    ):
+        plain, _ = case.played(world=case.plain)
+        stacked, _ = case.played(world=case.plain, engine=Batched)
+        expect_same(memories(plain), memories(stacked), "in_process", "batched", 1e-4)
+        _, stacked_log = case.played(2, engine=Batched)
+        losses, others = scores(case.overheard.log, "loss"), scores(stacked_log, "loss")
+        if losses.keys() != others.keys():
+            raise Differs("in_process and batched score different models")
+        for (round, node, target), loss in losses.items():
+            if not abs(others[round, node, target] - loss) <= 1e-3:
+                other = others[round, node, target]
+                raise Differs(
+                    f"the loss of {node} at {target} after round {round} is {loss:.6g} in "
+                    f"in_process and {other:.6g} in batched"
+                )
 
 
 def compiled(case: Case) -> None:
@@ -405,35 +458,9 @@ def walls(case: Case) -> None:
         raise Differs(f"{engine.scoring_bytes} bytes of models travelled to be scored")
 
 
-def purity(case: Case) -> None:
-    """The method is unchanged and hashable; no global generator moved; messages stay as sent."""
-    method, engine = case.method, case.overheard
-    before, after = engine.before, engine.after
-    if (after.values, after.hashed) != (before.values, before.hashed):
-        raise Differs("its values changed while it was played; what is remembered belongs in State")
-    for name, state in after.generators.items():
-        if state != before.generators[name]:
-            raise Differs(f"it drew from {name}; ask for randomness by purpose: node.rng('order')")
-    for (_, step, sender, message), copied in zip(engine.said, engine.copies, strict=True):
-        for name, tensor in message.tensors().items():
-            if not torch.equal(tensor, copied[name]) and not tensor.isnan().any():
-                raise Differs(f"{name}, which {sender} sent in {step}, was written into later")
-    twin = type(method)(**{f.name: getattr(method, f.name) for f in fields(method)})
-    if twin != method or hash(twin) != after.hashed:
-        raise Differs("two objects of the same values are not equal; make it a frozen dataclass")
-
-
 def privacy(case: Case) -> None:
     """No message holds a training example, unless the method says so (`sends_examples`)."""
-    parties = [case.world.party(name).data for name in case.world.clients]
-    private = [data.all().x.flatten(1) for data in parties]
-    stored = [pool.stored.flatten(1).float() for data in parties for pool, _ in data.parts]
-    shown = [
-        f"{name}, sent by {sender} in {step}"
-        for _, step, sender, message in case.overheard.said
-        for name, tensor in message.tensors().items()
-        if any(holds_row(tensor, rows) for rows in (*private, *stored))
-    ]
+    shown = shown_examples(case.overheard, case.world)
     if shown and not case.method.sends_examples:
         raise Differs(f"{shown[0]} holds a training example, and sends_examples is False")
     if case.method.sends_examples and not shown:
@@ -441,8 +468,9 @@ def privacy(case: Case) -> None:
 
 
 def budget(case: Case) -> None:
-    """With `[privacy]` clients spend what was planned, row by row; or a step is refused by name."""
+    """With `[privacy]` clients spend what was planned and add noise; or a step is refused."""
     expect_as_planned(case.method, case.world, rounds=2)
+    expect_noise(case.method, case.world)
 
 
 def learning(case: Case) -> None:
@@ -461,6 +489,8 @@ def learning(case: Case) -> None:
 Check = Callable[[Case], None]
 CHECKS: dict[str, Check] = {
     "plan": plan,
+    "purity": purity,
+    "repeat": repeat,
     "engines agree": engines_agree,
     "compiled": compiled,
     "resume": resume,
@@ -471,11 +501,19 @@ CHECKS: dict[str, Check] = {
     "wire": wire,
     "content": content,
     "walls": walls,
-    "purity": purity,
     "privacy": privacy,
     "budget": budget,
     "learning": learning,
 }
+
+
+@contextmanager
+def _advising(advice: str) -> Iterator[None]:
+    """What differs inside is told with what to look for."""
+    try:
+        yield
+    except Differs as error:
+        raise Differs(f"{error}. {advice}") from error
 
 
 def _said(log: MemoryLog) -> list[tuple[Any, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -50,7 +51,8 @@ class Seen(Population):
     def party(self, node: NodeId) -> Party:
         if node not in (self.own, SERVER):
             raise PermissionError(f"{self.own} asks for the data of {node}")
-        return self.world.party(node)
+        party = self.world.party(node)
+        return replace(party, data=worlds.alone(party.data))
 
 
 def engines(method: Method, world: worlds.World, **options: Any) -> list[InProcess]:

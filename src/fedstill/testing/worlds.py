@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedstill.core import Data, Method, Model, NodeId, Pool
+from fedstill.core.data import Rows
 from fedstill.core.loop import Loop, Several
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
@@ -92,14 +93,20 @@ def vectors(sizes: Sequence[int] = (20, 27, 23, 30), *, mixed: bool = False) -> 
 
 
 def pictures(sizes: Sequence[int] = (20, 27, 23), **options: object) -> World:
-    """Clients with 1x8x8 images stored as bytes, a small ConvNet, one class missing somewhere."""
+    """Clients with 1x8x8 images stored as bytes, a small ConvNet, one class missing somewhere.
+
+    All training images lie in one pool, as those of a set that was partitioned do.
+    """
     model = ConvNet((1, 8, 8), CLASSES, depth=2, width=4, **options)  # type: ignore[arg-type]
-    parties = {}
+    data, tests = [], []
     for i, size in enumerate(sizes):
         held = [0, 1] if i == 0 else [0, 1, 2]
-        data = as_bytes(examples(f"p{i}", size, (1, 8, 8), held))
-        test = as_bytes(examples(f"p{i} test", 40, (1, 8, 8), [0, 1, 2]))
-        parties[f"c{i}"] = Party(data, test, model)
+        data.append(as_bytes(examples(f"p{i}", size, (1, 8, 8), held)))
+        tests.append(as_bytes(examples(f"p{i} test", 40, (1, 8, 8), [0, 1, 2])))
+    parties = {
+        f"c{i}": Party(own, test, model)
+        for i, (own, test) in enumerate(zip(in_one_pool(data), tests, strict=True))
+    }
     public = as_bytes(Data.of(around("public", 24, (1, 8, 8)), torch.zeros(24))).parts[0].pool
     return World(parties, model, public=Data.unlabelled(public.stored, public.mean, public.std))
 
@@ -114,6 +121,22 @@ def as_bytes(data: Data) -> Data:
     x, y = data.all()
     stored = ((x / 12 + 0.5) * 255).round().clamp(0, 255).to(torch.uint8)
     return Pool(stored, y, torch.tensor(0.5), torch.tensor(1 / 4)).all()
+
+
+def in_one_pool(sets: Sequence[Data]) -> list[Data]:
+    """The same sets as rows of one pool, where each was a pool that is normalised alike."""
+    pools = [data.parts[0].pool for data in sets]
+    stored = torch.cat([pool.stored for pool in pools])
+    labels = torch.cat([pool.labels for pool in pools])
+    whole = Pool(stored, labels, pools[0].mean, pools[0].std)
+    rows = torch.split(torch.arange(len(stored)), [len(pool.stored) for pool in pools])
+    return [Data((Rows(whole, own),)) for own in rows]
+
+
+def alone(data: Data) -> Data:
+    """The same examples in pools that hold nobody else's."""
+    own = [Pool(p.stored[rows], p.labels[rows], p.mean, p.std) for p, rows in data.parts]
+    return Data(tuple(part for pool in own for part in pool.all().parts))
 
 
 def experiment(method: Method, world: World, rounds: int = 4, **options: Any) -> Experiment:
