@@ -34,6 +34,38 @@ def test_every_example_goes_to_one_client_and_everyone_has_enough() -> None:
     assert min(map(len, held)) >= 10
 
 
+def as_dfrd_draws(labels: np.ndarray, clients: int, alpha: float, seed: int) -> tuple[int, list]:
+    """How many tries there were and who holds what, when every try ends with shuffled clients."""
+    np.random.seed(seed)
+    tries, held = 0, [[0]]
+    while min(map(len, held)) < 10:
+        tries, held = tries + 1, [[] for _ in range(clients)]
+        for label in range(labels.max() + 1):
+            rows = np.flatnonzero(labels == label)
+            np.random.shuffle(rows)
+            share = np.random.dirichlet([alpha] * clients)
+            share = share * [len(own) < len(labels) / clients for own in held]
+            cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+            for own, more in zip(held, np.split(rows, cuts), strict=True):
+                own += more.tolist()
+        for own in held:
+            np.random.shuffle(own)
+    return tries, held
+
+
+def test_tries_that_fail_may_draw_orders_too_as_in_dfrds_code() -> None:
+    labels, state = np.arange(3000) % 10, np.random.get_state()
+    try:
+        tries, wanted = as_dfrd_draws(labels, 10, 0.01, 5363)
+    finally:
+        np.random.set_state(state)
+    alike = NIIDBench(clients=10, alpha=0.01, offset=5363, shuffle_each_try=True).split(labels, 0)
+    assert tries > 1
+    assert [rows.tolist() for rows in alike] == [sorted(rows) for rows in wanted]
+    plain = NIIDBench(clients=10, alpha=0.01, offset=5363).split(labels, 0)
+    assert [*map(len, plain)] != [*map(len, alike)]
+
+
 def test_no_global_generator_is_moved() -> None:
     before = np.random.get_state()[1].copy()  # type: ignore[union-attr,index]
     NIIDBench(clients=2, alpha=1.0).split(np.zeros(50, np.int64), 0)

@@ -30,6 +30,7 @@ class NIIDBench(Partition):
     min_size: Count = 10
     offset: Whole = 0  # added to the seed
     retries: Count = RETRIES
+    shuffle_each_try: bool = False  # draw an order of rows even of a try that fails, as DFRD does
 
     def split(self, labels: Rows, seed: int) -> list[Rows]:
         """The rows of every client."""
@@ -39,6 +40,9 @@ class NIIDBench(Partition):
             held = self._drawn(labels, rng)
             if min(map(len, held)) >= self.min_size:
                 return in_order(held)
+            if self.shuffle_each_try:  # no row moves to another client, but the next draws change
+                for rows in held:
+                    rng.shuffle(rows)
         raise DataError(
             f"no draw of NIID-Bench in {self.retries} tries gave every one of {self.clients} "
             f"clients {self.min_size} examples out of {len(labels)} at alpha {self.alpha:g}; "
