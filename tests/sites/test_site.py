@@ -11,6 +11,7 @@ from typing import Any, Literal, Never
 import pytest
 import torch
 
+from fedstill.channels import TopK
 from fedstill.core.errors import LONGEST, BadValue, SiteError, WireError, told
 from fedstill.core.method import Method, Scored, at_clients, at_server
 from fedstill.core.node import SERVER, Inbox, Node
@@ -275,6 +276,20 @@ def test_an_act_that_is_not_in_the_plan_is_refused(site: Site) -> None:
     assert "update is not act 2 of round 1" in refusal(site, act(number=2))
     assert "update is not act -1 of round 1" in refusal(site, act(number=-1))
     assert "update is not act 0 of round 0" in refusal(site, act(round=0))
+
+
+@pytest.mark.parametrize("toward", [None, "down", "peer", "anything"])
+def test_what_leaves_a_site_is_coded_by_the_recipes_channels_whatever_is_asked(
+    toward: str | None,
+) -> None:
+    world, method = worlds.pictures(), METHODS["fedavg"](epochs=1, batch_size=8)
+    site = at_sites.sites(method, world, channels=[TopK(share=0.1, directions=("up",))])["c0"]
+    coded = site.answer(words.written(broadcast()))
+    assert isinstance(words.read(coded), Acted)
+    said = refusal(site, broadcast().replace(toward=toward))
+    assert said.startswith(
+        f"what update says travels up in the recipe's plan, not {toward or 'no'}"
+    )
 
 
 def private_site(

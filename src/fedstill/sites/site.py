@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import cast
@@ -33,6 +34,7 @@ from fedstill.engines.ranks.letters import (
     steps_by_name,
     unpacked,
 )
+from fedstill.federation.post import toward
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.keeper import SCORES, Keeper
@@ -229,12 +231,26 @@ class Site:
             raise SiteError(f"{title} has no step {told(act.step)} for clients")
         if not 0 <= act.round <= rounds:
             raise SiteError(f"it was asked for round {act.round}, but the recipe has {rounds}")
-        last = method.after() if act.round == rounds else ()
-        plan = [*method.each_round(), *last] if act.round else method.before()
+        last = [method.after()] if act.round == rounds else []
+        parts = [method.each_round(), *last] if act.round else [method.before()]
+        plan = [
+            (step.name, toward(step, following))
+            for part in parts
+            for step, following in pairwise([*part, None])
+            if step is not None
+        ]
         # The rest of a round is skipped where the server hears nobody, so a step may come sooner.
-        if act.number < 0 or act.step not in [step.name for step in plan[act.number :]]:
+        left = plan[act.number :] if act.number >= 0 else []
+        if act.step not in [name for name, _ in left]:
             raise SiteError(
                 f"{act.step} is not act {act.number} of round {act.round} in the recipe's plan"
+            )
+        # What travels elsewhere than the plan says would not be coded by the recipe's channels.
+        if (act.step, act.toward) not in left:
+            ways = " or ".join({str(way or "nowhere") for name, way in left if name == act.step})
+            raise SiteError(
+                f"what {act.step} says travels {ways} in the recipe's plan, not "
+                f"{told(act.toward or 'nowhere')}: it would leave otherwise than was agreed"
             )
 
     def _played(self, act: Act, content: bytes) -> Acted:
