@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill.core import algebra
 from fedstill.core.errors import BadValue
@@ -99,6 +99,64 @@ def test_modulation_scales_each_examples_own_kernel() -> None:
         kernel = weights["l.weight"] * scale.reshape(1, -1, 1, 1)
         kernel = kernel / kernel.square().sum((1, 2, 3), keepdim=True).sqrt()
         assert torch.allclose(found[i], F.conv2d(x[i : i + 1], kernel, padding=1)[0], atol=1e-5)
+
+
+def test_the_cheap_decoder_is_these_layers_of_torch() -> None:
+    network = ConvDecoder((2, 10, 12), 3, width=4, latent=5, within=0.25)  # 4x4, 8x8, 16x16
+    weights = {  # biases begin at zero, and would hide whether they are added
+        name: torch.randn(law.shape, generator=generator(0, name))
+        for name, law in network.initial().items()
+    }
+    noise, labels = torch.randn(6, 5, generator=generator(1)), torch.tensor([0, 1, 2, 2, 1, 0])
+
+    def conv(name: str, inputs: int, outputs: int) -> nn.Module:
+        layer = nn.Conv2d(inputs, outputs, 3, padding=1)
+        layer.load_state_dict({part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
+        return layer
+
+    start = nn.Linear(5, 64)
+    start.load_state_dict({part: weights[f"start.{part}"] for part in ("weight", "bias")})
+    larger = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
+    plain = nn.Sequential(
+        start, nn.LeakyReLU(0.2), nn.Unflatten(1, (4, 4, 4)),
+        larger, conv("conv8", 4, 4), nn.LeakyReLU(0.2),
+        larger, conv("conv16", 4, 4), nn.LeakyReLU(0.2), conv("image", 4, 2),
+    )  # fmt: skip
+    latent = weights["means"][labels] + 0.25 * noise
+    middle = plain(latent)[:, :, 3:13, 2:14]
+    assert torch.allclose(network(weights, noise, labels), middle, atol=1e-5)
+
+
+def test_the_style_generator_is_a_mapping_and_modulated_layers_with_noise() -> None:
+    network = StyleGenerator((2, 8, 8), 3, width=4, latent=5, within=0.25)
+    weights = {
+        name: torch.randn(law.shape, generator=generator(0, name))
+        for name, law in network.initial().items()
+    }
+    labels, sides = torch.tensor([2, 0]), {"conv4": 4, "conv8a": 8, "conv8b": 8}
+    noise = torch.randn(2, 5 + 16 + 64 + 64, generator=generator(1))
+    latent, *maps = torch.split(noise, [5, 16, 64, 64], 1)
+    means = weights["means"][labels]  # of the latent, then of the noise of each layer
+    assert means.shape == (2, 5 + 3)
+
+    def lit(x: Tensor) -> Tensor:  # a leaky ReLU that keeps the size of activations
+        return 2**0.5 * torch.where(x > 0, x, 0.2 * x)
+
+    latent = means[:, :5] + 0.25 * latent
+    unit = latent / (latent.square().mean(1, keepdim=True) + 1e-8).sqrt()
+    style = lit(unit @ weights["mapping.weight"].T + weights["mapping.bias"])
+    x, image = weights["start"].expand(2, -1, -1, -1), torch.zeros(2, 2, 4, 4)
+    for layer, (name, side) in enumerate(sides.items()):
+        if name == "conv8a":
+            x, image = (F.interpolate(maps, scale_factor=2, mode="bilinear") for maps in (x, image))
+        # The deviation of a layer's noise is that of the latent over the number of layers.
+        own = means[:, 5 + layer, None] + 0.25 / 3 * maps[layer]
+        x = modulated(weights, name, x, style) + own.reshape(2, 1, side, side)
+        x = lit(x + weights[f"{name}.bias"].reshape(-1, 1, 1))
+        if name != "conv8a":  # one image for each size
+            shown = modulated(weights, f"image{side}", x, style, demodulate=False)
+            image = image + shown + weights[f"image{side}.bias"].reshape(-1, 1, 1)
+    assert torch.allclose(network(weights, noise, labels), image, atol=1e-4, rtol=1e-4)
 
 
 # As functions of weights

@@ -11,13 +11,24 @@ from torch import Tensor
 
 from fedstill.core.loop import Descent
 from fedstill.core.model import Model
+from fedstill.core.node import Node
 from fedstill.core.optim import Adam
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
 from fedstill.models import ConvNet
 from fedstill.parts import augment
 from fedstill.parts.image_generators import Deconvolution
-from fedstill.parts.lessons import MOVES, Latent, Lesson, Networks, Teaching, Turns, View, latents
+from fedstill.parts.lessons import (
+    MOVES,
+    Latent,
+    Lesson,
+    Losses,
+    Networks,
+    Teaching,
+    Turns,
+    View,
+    latents,
+)
 from fedstill.parts.teachers import Ensemble
 
 MODEL = ConvNet((1, 8, 8), 3, depth=1, width=2, norm="batch")
@@ -116,6 +127,17 @@ def test_a_lesson_weighs_logits_by_label_and_has_no_gradient() -> None:
             for place, weights in enumerate(WEIGHTS)
         )
         assert torch.allclose(lesson.target[image], torch.as_tensor(by_hand), atol=1e-6)
+
+
+def test_losses_are_means_over_the_loops_of_a_step() -> None:
+    node: Node[None] = Node("server", 1, None, model=MODEL)
+    losses = Losses(node)
+    losses.keep("distil_loss")  # a rehearsal has no loss
+    for value in (1.0, 2.0, 6.0):
+        node.log(loss=value)
+        losses.keep("distil_loss")
+    losses.write()
+    assert float(node.numbers["distil_loss"]) == 3.0
 
 
 def test_the_generators_loss_is_the_same_objective_for_equal_methods_of_equal_networks() -> None:

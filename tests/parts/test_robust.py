@@ -74,6 +74,13 @@ def test_krum_keeps_those_whose_neighbours_are_near() -> None:
     assert krum(squared_distances(inner_products(rows([0], [1], [50]))), 1) == [0, 1, 2]
 
 
+def test_krum_counts_neither_more_nor_fewer_neighbours_than_the_paper() -> None:
+    # Points 0, 3, 5, 11, 12, f = 1: two nearest. Squares: 0: 9 + 25; 3: 4 + 9; 5: 4 + 25;
+    # 11: 1 + 36; 12: 1 + 49, the largest. By one neighbour, by three or by all, 0 would go.
+    items = rows([0], [3], [5], [11], [12])
+    assert krum(squared_distances(inner_products(items)), 1) == [0, 1, 2, 3]
+
+
 def test_the_geometric_median_on_a_line_is_the_median_and_in_a_plane_fermats_point() -> None:
     assert joined("geometric_median", rows([0], [1], [100])) == pytest.approx([1.0], abs=1e-3)
     # Four corners of a square and any point inside: the crossing of the diagonals.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from fedstill.parts.synthetic_sets import (
     from_common_noise,
     from_noise,
     from_real,
+    from_released_statistics,
     from_statistics,
     held_classes,
     mean_over_holders,
@@ -634,6 +636,25 @@ def test_an_augmentation_draws_what_it_names() -> None:
         assert {augment.OPERATIONS[place] for place in draws.operation.tolist()} == {name}
 
 
+def test_all_operations_at_once_are_drawn_where_they_are_asked_for() -> None:
+    drawn = augmentations(
+        generator(1), generator(2), "flip_rotate", 30, groups=2, image=(8, 8), per_image=5,
+        mode="multi",
+    )  # fmt: skip
+    assert [name for name, _ in drawn] == ["flip_rotate"] * 30
+    for _, draws in drawn:
+        assert draws.operation.tolist() == [-1, -1]
+        assert draws.rotate.all() and draws.rotate.abs().max() <= math.radians(15)
+        assert (draws.scale == 1).all() and not draws.crop.any()
+    flips = torch.stack([draws.flip for _, draws in drawn])
+    assert set(flips.unique().tolist()) == {-1.0, 1.0}
+    images = some(2, 5, 1, 8, 8)
+    for name, draws in drawn:
+        one = draws._replace(rotate=torch.zeros_like(draws.rotate))
+        turned = augment.apply(augment.apply(images, one), draws._replace(flip=draws.flip.abs()))
+        assert torch.allclose(augment.apply(images, draws, only=name), turned, atol=1e-5)
+
+
 def test_without_augmentation_nothing_is_drawn() -> None:
     drawn = augmentations(generator(1), generator(2), "none", 3, groups=2, image=(8, 8))
     assert [name for name, _ in drawn] == ["none"] * 3
@@ -723,6 +744,14 @@ def test_a_common_start_is_the_same_for_all_place_by_place() -> None:
     assert float(right.images.std()) == pytest.approx(1, abs=0.1)
     own = from_noise(first, [0, 1], 3)
     assert not torch.equal(own.images, left.images)
+
+
+def test_a_set_may_start_from_the_released_statistics() -> None:
+    client = node(data=pictures([3, 5, 2, 4]))
+    made, noise = from_released_statistics(client, [0, 2], 6), from_noise(client, [0, 2], 6)
+    mean, std = released_statistics(client.data, [0, 2], 4)
+    assert torch.equal(made.images, scaled(noise.images, mean, std))
+    assert made.classes.tolist() == [0, 2]
 
 
 def test_released_statistics_divide_by_all_images() -> None:

@@ -120,6 +120,21 @@ def test_the_sample_of_a_step_is_drawn_record_by_record() -> None:
     assert share[share > 0].unique().tolist() == [pytest.approx(1 / 20)]
 
 
+def test_a_sample_holds_the_records_that_were_drawn_and_their_labels() -> None:
+    model, count = MLP((4,), 3), 60
+    x, y = torch.arange(240.0).view(count, 4), torch.arange(count) % 3
+    node: Node[None] = Node("c0", 1, None, model=model, data=Data.of(x, y))
+    row = Spending(1, "", "c0", "DP-SGD", 1.0, 0.1, 1)
+    node.seal(Terms(1.0, 1.0, 1, 1.0, None), lambda round, step, use, earlier: row)
+    batches, _ = private_training(node, model, model.init(0), 12, steps=3)
+    for step in range(3):
+        drawn = node.secret("samples").uniform(count, step) < 12 / count
+        examples, share = batches[step].examples, batches[step].share
+        assert torch.equal(examples.x[share > 0], x[drawn])
+        assert torch.equal(examples.y[share > 0], y[drawn])
+    assert torch.equal(batches.ahead(1, 2).examples.x[1], batches[2].examples.x)  # type: ignore[union-attr]
+
+
 def test_samples_of_some_steps_made_together_are_those_of_each_step() -> None:
     model = MLP((4,), 3)
     data = Data.of(torch.arange(240.0).view(60, 4), torch.arange(60) % 3)

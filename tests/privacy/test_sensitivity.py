@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy
 
-from fedstill.core import Batch
+from fedstill.core import Batch, Data, Node
 from fedstill.core.convolutions import by_example
-from fedstill.core.release import ClippedGradient, Sampled, class_sums, clipped
+from fedstill.core.release import ClippedGradient, Sampled, Spending, Terms, class_sums, clipped
 from fedstill.engines.engine import autograd_gradient
-from fedstill.parts.distribution_matching import Iteration
+from fedstill.models import ConvNet
+from fedstill.parts.distribution_matching import Iteration, Matching
 from fedstill.parts.published import ClippedGroups, Noised
+from fedstill.parts.released import Releasing
+from fedstill.parts.synthetic_sets import from_noise
 
 numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
     [0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 3e38]
@@ -57,6 +60,45 @@ def test_another_record_moves_sums_by_twice_the_clip_and_with_another_label_by_l
     moved = (before - class_sums(other, elsewhere, 3, clip)).norm()
     assert moved <= math.sqrt(2) * clip * (1 + 1e-9)  # two blocks at right angles
     assert (before - class_sums(other, place, 3, clip)).norm() <= 2 * clip * (1 + 1e-9)
+
+
+class One:
+    """Noise of exactly one deviation everywhere."""
+
+    def normal(self, like: Tensor) -> Tensor:
+        return torch.ones_like(like)
+
+
+@pytest.mark.parametrize("outputs", ["stages", "stages and logits", "both", "features"])
+@pytest.mark.parametrize("deep_first", [False, True])
+def test_blocks_that_are_clipped_by_themselves_cost_one_release_together(
+    outputs: Any, deep_first: bool
+) -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)  # stages of 4x4x4 = 64 and 4x2x2 = 16 numbers
+    data = Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3)
+    node: Node[None] = Node("c0", 1, None, model=model, data=data)
+    row = Spending(1, "", "c0", "class sums", 1.5, 1.0, 1)
+    node.seal(Terms(0.5, 1.0, 6, 1.5, None), lambda round, step, use, earlier: row)
+    matching = Matching(12, outputs=outputs, deep_first=deep_first)
+    start = from_noise(node, [0, 1], 2)
+    releasing = Releasing(matching, node, start, lambda _: model.init(0), None)
+    sizes, clips = releasing.blocks
+    assert (sizes, clips) == {
+        "stages": ((64, 16), (1.0, 0.5)),  # lengths grow with the root of the number
+        "stages and logits": ((64, 19), (1.0, 0.5)),
+        "both": ((19,), (0.5,)),
+        "features": ((16,), (0.5,)),
+    }[outputs]
+    releasing.sums = torch.zeros(6, 2, sum(sizes), dtype=torch.float64)
+    releasing.secret = One()  # type: ignore[assignment]
+    for release, noise in enumerate(releasing.noisy):
+        assert torch.equal(noise[0], noise[1])
+        counted = releasing.wide(release).bool()
+        assert torch.equal(noise[0] > 0, counted), "what is not released has no noise either"
+        parts = zip(torch.split(noise[0], sizes), torch.split(counted, sizes), clips, strict=True)
+        told = [(float(part[on][0]), clip) for part, on, clip in parts if on.any()]
+        # A record moves each block by its clip at most: in units of the noise, 1/1.5 in all.
+        assert sum((clip / deviation) ** 2 for deviation, clip in told) == pytest.approx(1 / 1.5**2)
 
 
 def test_a_short_row_stays_as_it_is_and_a_long_one_keeps_its_direction() -> None:
