@@ -60,6 +60,8 @@ def sharing(processes: int) -> Iterator[None]:
 
 
 def _played(told: Mapping[str, Any], answers: TextIO) -> dict[str, Any]:
+    latest = time.monotonic()
+
     def watch(progress: Progress) -> None:
         _say(answers, {"kind": PROGRESS, **asdict(progress)})
 
@@ -69,7 +71,6 @@ def _played(told: Mapping[str, Any], answers: TextIO) -> dict[str, Any]:
             latest = time.monotonic()
             _say(answers, {"kind": PULSE, **beat._asdict()})
 
-    latest = time.monotonic()
     try:
         (recipe,) = checked(tomllib.loads(told["recipe"]))
         cell = grid.Cell(recipe, Path(told["folder"]), {})
