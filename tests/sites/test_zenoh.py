@@ -103,6 +103,38 @@ def test_a_site_on_the_roster_is_heard_and_its_absence_is_noticed(
     assert asked(calls, seconds=5) == Silence("its connection is lost")
 
 
+def test_a_site_that_is_there_twice_is_asked_nothing_until_one_of_them_has_ended(
+    line: Any, authority: Authority, tmp_path: Path
+) -> None:
+    calls, address, _ = line
+    own = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    asking = Calls(calls.session, RUN, ["north"], lost=0.5, lingering=1.0)
+    worked_on: list[bytes] = []
+
+    def counted(data: bytes) -> bytes:
+        worked_on.append(data)
+        return b"ok"
+
+    with answering(own, address, counted):
+        assert asking.here.wait_for(["north"], 10) == set()
+        with answering(own, address, counted):  # such as a copy of its folder on another machine
+            assert wait_until(lambda: asking.here.doubled("north", 60) is None)
+            assert asked(asking, data=b"both", seconds=20) == Silence(zenoh.TWICE)
+            assert worked_on == []
+        assert asked(asking, data=b"one", seconds=20) == b"ok"
+        assert worked_on == [b"one"]
+    # One who was killed and is back at once is not taken for two.
+    with answering(own, address, counted):
+        assert asked(asking, data=b"back", seconds=20) == b"ok"
+
+
+def wait_until(true: Any, seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(true())
+
+
 @pytest.mark.parametrize("trusted", ["its own", "ours"])
 def test_a_certificate_of_a_foreign_authority_is_not_let_in(
     line: Any, authority: Authority, tmp_path: Path, trusted: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +28,15 @@ from fedstill.sites.exchange import Silence
 COORDINATOR = "coordinator"  # the name in its certificate
 MOST_BYTES = 1 << 30  # of a message, before any of it is decoded
 PATIENCE_MS = 5000  # for a site's call to be taken; it calls again
+ALIVE = "alive"  # under this name each process of a party has a sign of life of its own
+LINGERING = 15.0  # seconds for which that of a process may last which is gone; its line has ten
+MOST_SIGNS = 16  # of one party that are kept
 AGAIN = 30.0  # seconds after which a question is asked again
 MOST_WAITING = 64  # questions for one word that is not said yet
 MOST_WORDS = 4096  # such words
 MOST_ASKERS = 4  # of the same question there; those before have hung up
+
+TWICE = "two processes are connected in its name, each with memories of its own; end one of them"
 
 _SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
 _ASKED = ["query", "liveliness_query", "declare_liveliness_subscriber"]
@@ -79,8 +85,8 @@ def of_peer(
     base, me = root(run), own.name
     allowed: dict[NodeId, list[Rule]] = {}
     for peer in others:
-        there = [f"{base}/{peer}/alive", f"{base}/{peer}/all/**", f"{base}/{peer}/for/{me}/**"]
-        here = [f"{base}/{me}/alive", f"{base}/{me}/all/**", f"{base}/{me}/for/{peer}/**"]
+        there = [f"{base}/{peer}/{part}/**" for part in (ALIVE, "all", f"for/{me}")]
+        here = [f"{base}/{me}/{part}/**" for part in (ALIVE, "all", f"for/{peer}")]
         allowed[peer] = [
             ("ingress", _SPOKEN, [f"{base}/{peer}/**"]),
             ("ingress", _ASKED, here),
@@ -201,12 +207,14 @@ class Here:
     def __init__(self, session: zenoh.Session, run: str, names: Iterable[NodeId]):
         self._session, self._run = session, run
         self._names: set[NodeId] = set()
+        self._signs: dict[NodeId, set[str]] = {}  # of life, by the process that gives it
         self._left: dict[NodeId, float] = {}  # when each was there last
+        self._doubled: dict[NodeId, float] = {}  # since when somebody is there twice
         self._began = time.monotonic()
         self._changed = threading.Condition()
         self._watching = [
             session.liveliness().declare_subscriber(
-                f"{root(run)}/{name}/alive", self._heard, history=True
+                f"{root(run)}/{name}/{ALIVE}/**", self._heard, history=True
             )
             for name in names
         ]
@@ -227,6 +235,23 @@ class Here:
         self._ask([name], time.monotonic() + 0.5)
         return name not in self._names
 
+    def doubled(self, name: NodeId, seconds: float) -> bool | None:
+        """Whether two processes are connected in a name for longer; None while it is not known.
+
+        They are called once more before this is said: an end may have been missed.
+        """
+        since = self._doubled.get(name)
+        if since is None:
+            return False
+        if time.monotonic() - since <= seconds:
+            return None
+        known = self._ask([name], time.monotonic() + 0.5)
+        with self._changed:
+            ended = self._signs.get(name, set()) - known if known else set()
+        for key in ended:
+            self._noted(key, there=False)
+        return name in self._doubled
+
     def wait_for(
         self,
         names: Iterable[NodeId],
@@ -245,25 +270,41 @@ class Here:
                 self._ask(missing, until)
         return wanted - self._names
 
-    def _ask(self, names: Iterable[NodeId], until: float) -> None:
+    def _ask(self, names: Iterable[NodeId], until: float) -> set[str]:
         """Ask who is there: a sign of life that was given before the line stood may be missed."""
+        found: set[str] = set()
         for name in names:
             seconds = min(0.5, until - time.monotonic())
             if seconds <= 0:
-                return
-            key = f"{root(self._run)}/{name}/alive"
-            for reply in self._session.liveliness().get(key, timeout=max(0.05, seconds)):
-                if reply.ok is not None and str(reply.ok.key_expr) == key:
-                    self._names.add(name)
+                break
+            key = f"{root(self._run)}/{name}/{ALIVE}"
+            for reply in self._session.liveliness().get(f"{key}/**", timeout=max(0.05, seconds)):
+                if reply.ok is not None and str(reply.ok.key_expr).startswith(key):
+                    found.add(str(reply.ok.key_expr))
+                    self._noted(str(reply.ok.key_expr), there=True)
+        return found
 
     def _heard(self, sample: zenoh.Sample) -> None:
-        name = str(sample.key_expr).split("/")[2]
+        self._noted(str(sample.key_expr), there=sample.kind == zenoh.SampleKind.PUT)
+
+    def _noted(self, key: str, *, there: bool) -> None:
+        """A sign of life, or its end."""
+        name = key.split("/")[2]
         with self._changed:
-            if sample.kind == zenoh.SampleKind.PUT:
+            signs = self._signs.setdefault(name, set())
+            if there:
+                if len(signs) < MOST_SIGNS:
+                    signs.add(key)
                 self._names.add(name)
             else:
-                self._names.discard(name)
-                self._left[name] = time.monotonic()
+                signs.discard(key)
+                if not signs:
+                    self._names.discard(name)
+                    self._left[name] = time.monotonic()
+            if len(signs) > 1:
+                self._doubled.setdefault(name, time.monotonic())
+            else:
+                self._doubled.pop(name, None)
             self._changed.notify_all()
 
 
@@ -278,9 +319,10 @@ class Calls:
         *,
         lost: float,
         stopped: Callable[[], bool] = lambda: False,
+        lingering: float = LINGERING,
     ):
         self.session, self.run, self.sites = session, run, sites
-        self.lost, self.stopped = lost, stopped
+        self.lost, self.stopped, self.lingering = lost, stopped, lingering
         self.here = Here(session, run, sites)
         self._pool = ThreadPoolExecutor(max(1, len(sites)))
 
@@ -297,6 +339,12 @@ class Calls:
 
     def _one(self, site: NodeId, data: bytes, until: float, seconds: float) -> bytes | Silence:
         while (left := until - time.monotonic()) > 0:
+            doubled = self.here.doubled(site, self.lingering)
+            if doubled:
+                return Silence(TWICE)
+            if doubled is None:
+                time.sleep(0.1)  # the one before may just have ended
+                continue
             answer = self._asked_once(site, data, min(left, AGAIN))
             if answer is not None:
                 return answer
@@ -338,7 +386,7 @@ class ZenohMesh:
         self._kept_from = 0  # the first round after the beginning whose words are kept
         self._lock = threading.Lock()
         self._queryable = session.declare_queryable(f"{root(run)}/{me}/**", self._asked)
-        self._token = session.liveliness().declare_token(f"{root(run)}/{me}/alive")
+        self._token = _sign_of_life(session, run, me)
 
     def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None:
         """From now on this is the answer to whoever may ask for the name."""
@@ -419,6 +467,12 @@ class ZenohMesh:
         return False
 
 
+def _sign_of_life(session: zenoh.Session, run: str, me: NodeId) -> zenoh.LivelinessToken:
+    """What others see as long as this process is connected; another one in its name differs."""
+    key = f"{root(run)}/{me}/{ALIVE}/{secrets.token_hex(8)}"
+    return session.liveliness().declare_token(key)
+
+
 def connected(session: zenoh.Session) -> bool:
     """Whether anybody is at the other end."""
     return bool([*session.info.routers_zid(), *session.info.peers_zid()])
@@ -456,7 +510,7 @@ def serve(
             del line[:-MOST_ASKERS]
 
     queryable = session.declare_queryable(f"{root(run)}/{me}/ask", asked)
-    token = session.liveliness().declare_token(f"{root(run)}/{me}/alive")
+    token = _sign_of_life(session, run, me)
     try:
         while not ended():
             try:
