@@ -729,6 +729,26 @@ def test_iterations_can_be_stacked() -> None:
     assert trees.shape(made[0]) == trees.shape(made[1])
 
 
+def test_means_are_matched_in_evaluation_mode_whatever_a_loop_asks_for() -> None:
+    model = ConvNet((1, 8, 8), 4, depth=2, width=4, norm="batch")
+    client = node(data=pictures([3, 3, 3, 3], model.shape), model=model)
+    matching = Matching(steps=1, augmentation="none", outputs="both")
+    (step,) = matching.iterations(client, [0, 1], lambda step: model.init(5), model)
+    start = from_noise(client, [0, 1], 2)
+    notes: Weights = {}
+    aim = matching.aim(model.train(notes), step, start.share)
+    still, real = model.evaluating, step.real.flatten(0, 1)
+    features = still.features(step.network, real)
+    for target, seen in zip(
+        aim.targets, (features, still.head(step.network, features)), strict=True
+    ):
+        means = (seen.reshape(2, -1, seen.shape[1]) * step.share.unsqueeze(-1)).sum(1)
+        assert torch.allclose(target, means, atol=1e-6)
+    loss = matching.objective(model.train(notes), start.images, aim, start.share)
+    assert torch.equal(loss, matching.objective(model, start.images, aim, start.share))
+    assert notes == {}
+
+
 def test_a_common_start_is_the_same_for_all_place_by_place() -> None:
     world = worlds.pictures()
     first, second = (

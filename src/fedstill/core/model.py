@@ -219,8 +219,8 @@ class Network:
     def _batch_norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
         mean, var = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
-        if not self.training:
-            if self.notes is not None:
+        if not self.training or single(x):  # one value has no variance to go by, or to note
+            if not self.training and self.notes is not None:
                 over = [0, *range(2, x.dim())]
                 self.notes[f"{name}.running_mean"] = x.mean(over)
                 self.notes[f"{name}.running_var"] = x.var(over, unbiased=False)
@@ -252,14 +252,20 @@ def batch_norm(
 ) -> Tensor:
     """Maps normalised by given statistics, or where there are none by those of the batch.
 
-    A stack of maps with a single channel each reaches the GPU's kernel in an order that it
-    refuses, so there a lone channel goes in twice and comes out once.
+    A single value of a channel is its own mean, and zero when normalised; torch refuses it. A
+    stack of maps with a single channel each reaches the GPU's kernel in an order that it refuses,
+    so there a lone channel goes in twice and comes out once.
     """
 
     def scaled(x: Tensor, *others: Tensor | None) -> Tensor:
         mean, var, weight, bias = others
         return F.batch_norm(x, mean, var, weight, bias, training=mean is None, eps=eps)
 
+    if mean is None and single(x):
+        wide = (1, -1, *[1] * (x.dim() - 2))
+        nothing = torch.zeros_like(x)
+        scaled_nothing = nothing if weight is None else nothing * weight.reshape(wide)
+        return scaled_nothing if bias is None else scaled_nothing + bias.reshape(wide)
     others = (mean, var, weight, bias)
     if not (x.is_cuda and x.shape[1] == 1):
         return scaled(x, *others)
@@ -267,10 +273,15 @@ def batch_norm(
     return scaled(torch.cat([x, x], 1), *twice)[:, :1]
 
 
+def single(x: Tensor) -> bool:
+    """Whether each channel of maps [example, channel, ...] has one value alone."""
+    return x.numel() == x.shape[1]
+
+
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the unbiased variance of each channel."""
+    """The mean and the unbiased variance of each channel; a single value has none."""
     over, seen = [0, *range(2, x.dim())], x.detach().float()
-    return seen.mean(over), seen.var(over, unbiased=True)
+    return seen.mean(over), seen.var(over, unbiased=not single(x))
 
 
 @dataclass(frozen=True)
