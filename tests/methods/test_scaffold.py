@@ -107,31 +107,33 @@ def test_a_local_step_and_the_new_control_by_hand() -> None:
         assert torch.allclose(up.control[name], control - own[name], atol=1e-5)
 
 
-def test_a_correction_of_the_step_leaves_momentum_alone() -> None:
+@pytest.mark.parametrize(("round", "rate"), [(1, 0.2), (3, 0.05)])
+def test_a_correction_of_the_step_leaves_momentum_alone(round: int, rate: float) -> None:
     # NIID-Bench: a step of SGD with momentum and decay, then w ← w - lr · (c - c_i); three steps.
     world = vectors((24,))
     method = Scaffold(
-        lr=0.2, epochs=3, batch_size=100, momentum=0.9, weight_decay=0.01, correction="step"
-    )
+        lr=0.2, epochs=3, batch_size=100, momentum=0.9, weight_decay=0.01, correction="step",
+        rate_decay=0.5,
+    )  # fmt: skip
     model, start = world.server_model, world.server_model.init(0)
     own, common = (algebra.scale(model.init(seed), 0.1) for seed in (1, 2))
     engine = engine_for(method, world)
     engine.restore({"c0": Own(own)})
     mail = Inbox({SERVER: Down(start, common)})
-    up = engine.play(method.update, 1, {"c0": mail})["c0"].message
+    up = engine.play(method.update, round, {"c0": mail})["c0"].message
     x, y = world.party("c0").data.all()
     weights = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
-    optimizer = torch.optim.SGD(weights.values(), lr=0.2, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(weights.values(), lr=rate, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
         optimizer.zero_grad()
         cross_entropy(model(weights, x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         with torch.no_grad():
             for name, tensor in weights.items():
-                tensor -= 0.2 * (common[name] - own[name])
+                tensor -= rate * (common[name] - own[name])
     for name, reached in weights.items():
         assert torch.allclose(up.weights[name], reached, atol=1e-6)
-        control = own[name] - common[name] + (start[name] - reached) / (3 * 0.2)
+        control = own[name] - common[name] + (start[name] - reached) / (3 * rate)
         assert torch.allclose(engine.states["c0"].control[name], control, atol=1e-5)
 
 
