@@ -392,6 +392,26 @@ def test_what_an_engine_found_is_believed_until_a_channel_changes_the_message():
     assert [note.node for note in posted.log.notes] == ["a", "b"]
 
 
+def test_a_message_is_judged_for_every_network_of_its_hearers():
+    small, large = MLP((2,), 2, hidden=()), MLP((2,), 2, hidden=(3,))
+    models = dict(zip(NAMES, (small, MLP((2,), 2, hidden=()), large, large), strict=True))
+    asked: list[str] = []
+
+    @dataclass(frozen=True)
+    class Picky(Talk):
+        def wrong(self, node: Node[Any], sender: str, message: Message) -> str | None:
+            asked.append(node.id)
+            return "sent too little" if node.model == large else None
+
+    def reader(name: str, round: int) -> Node[Any]:
+        return Node(name, round, None, model=models[name], models=models)
+
+    posted, method = Posted(options={"readers": reader}), Picky()
+    with pytest.raises(BadMessage, match=r"^server sent too little \(Picky.tell, round 1\)"):
+        posted.deliver(method.tell, method.say, {SERVER: word()})
+    assert len(asked) == 2 and asked[0] == "a" and asked[1] in "cd"
+
+
 def test_one_reader_judges_the_messages_of_all_senders():
     asked: list[str] = []
 

@@ -110,6 +110,17 @@ class Popping(FedAvg):
         return Up(weights, len(client.data))
 
 
+class Partial(FedAvg):
+    """Sends a part of its network and does not say so."""
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        """Train, and keep the head."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        shared = {n: w for n, w in weights.items() if n not in client.model.head_names}
+        return Up(shared, len(client.data))
+
+
 class Own(State):
     """What a client remembers."""
 

@@ -372,6 +372,8 @@ WRONG: list[tuple[type[Method], str, str]] = [
     (Listing, "wire", "Listed.weights is hinted list[Tensor], which cannot be sent"),
     (Mistyped, "wire", "Odd.number: expected int, came 'seven'"),
     (Careless, "content", "Opinion.logits, sent in Careless.speak: its first row alone is not"),
+    (sly.Partial, "content", "head.weight is missing, head.bias is missing (Partial.update, round"),
+    (sly.Partial, "content", "and by layout where a part of a network travels"),
     (Talkative, "walls", "Longer is sent, but no step of the method has it in its hints"),
     (sly.Pooled, "walls", "in one process Number(round=1, step='update', node='c0', name='loss'"),
     (TorchDice, "purity", "it drew from torch's global generator"),

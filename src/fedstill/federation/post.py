@@ -19,6 +19,11 @@ from fedstill.federation.timeline import Parcel
 from fedstill.logbook.events import Note, Traffic
 from fedstill.logbook.writer import Logbook
 
+SAID_BY = (
+    "What its messages hold a method says by their hints, for weights by network_for, and by "
+    "layout where a part of a network travels"
+)
+
 
 class Hearing(Protocol):
     """Says who hears a speaker among those awake."""
@@ -189,18 +194,28 @@ class Post:
         self, message: Message, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step,
         known: dict[NodeId, Node[Any]],
     ) -> bool:  # fmt: skip
-        """Whether the method finds nothing wrong in a message; it is asked for the first hearer."""
+        """Whether the method finds nothing wrong in a message.
+
+        It is asked for the first hearer, and for the first of those with any other network.
+        """
         if self.readers is None or not hearers:
             return True
-        if hearers[0] not in known:
-            known[hearers[0]] = self.readers(hearers[0], round)
-        why = refusal(step.method, known[hearers[0]], sender, message, finite=True)
+        first = self._reader(hearers[0], round, known)
+        asked = [first, *(self._reader(other, round, known) for other in _unlike(first, hearers))]
+        said = (refusal(step.method, reader, sender, message, finite=True) for reader in asked)
+        why = next((line for line in said if line is not None), None)
         if why is None:
             return True
         if sender == SERVER:
-            raise BadMessage(f"{sender} {why} ({step.title}, round {round})")
+            raise BadMessage(f"{sender} {why} ({step.title}, round {round}). {SAID_BY}")
         self.leave_out(round, step, sender, why)
         return False
+
+    def _reader(self, hearer: NodeId, round: int, known: dict[NodeId, Node[Any]]) -> Node[Any]:
+        assert self.readers is not None
+        if hearer not in known:
+            known[hearer] = self.readers(hearer, round)
+        return known[hearer]
 
     def leave_out(self, round: int, step: Step, sender: NodeId, why: str) -> None:
         """A message that a step could not use: as the run says, it stops or goes on without it."""
@@ -231,6 +246,17 @@ class Post:
             )
             self.floats += floats
             self.bytes += sizes[name]
+
+
+def _unlike(first: Node[Any], hearers: Sequence[NodeId]) -> list[NodeId]:
+    """Of each network that is not the first hearer's, one who has it."""
+    networks = {id(model := first.models.get(hearer)): (model, hearer) for hearer in hearers}
+    if len(networks) < 2:
+        return []
+    found = {first.model: first.id}
+    for model, hearer in networks.values():
+        found.setdefault(first.model if model is None else model, hearer)
+    return [hearer for hearer in found.values() if hearer != first.id]
 
 
 def _by_message(

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from fedstill.channels import Channel, EightBit, Half, TopK
 from fedstill.core.content import refusal
-from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.errors import BadMessage, FedstillError, unknown
 from fedstill.core.method import Method, Place, check_protocol, steps_of
 from fedstill.core.records import Direction
 from fedstill.engines.play.batched import Batched
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.population import Party
+from fedstill.federation.post import SAID_BY
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
@@ -529,5 +530,6 @@ def _documented(kind: type) -> bool:
 
 def _told(error: Exception) -> str:
     """What went wrong, as said to people."""
-    known = isinstance(error, FedstillError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, FedstillError) else f"{type(error).__name__}: {error}"
+    unsaid = isinstance(error, BadMessage) and "another network" in text and SAID_BY not in text
+    return f"{text}. {SAID_BY}" if unsaid else text
