@@ -126,6 +126,19 @@ def test_statistics_that_nothing_renews_stay_as_they_are() -> None:
     assert not torch.equal(reached["norm0.weight"], start["norm0.weight"])
 
 
+def test_statistics_that_are_not_among_what_is_trained_are_refused_and_not_lost() -> None:
+    def of_head(model: Model, head: Weights, batch: Batch, body: Weights) -> Tensor:
+        return picture_loss(model, {**body, **head}, batch)
+
+    model = ConvNet((1, 4, 4), 2, depth=1, width=2, norm="batch")
+    body = model.init(0)
+    head = {name: body[name] for name in model.head_names if name}
+    batch = Batch(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))
+    says = "of_head gave a batch to a norm layer whose statistics, norm0.running_mean, are not in"
+    with pytest.raises(BadValue, match=says):
+        finished(minimize(of_head, model, head, [batch], SGD(0.1), body=body))
+
+
 def test_the_model_is_in_training_mode_inside_a_loop_only() -> None:
     modes = []
 

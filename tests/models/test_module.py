@@ -144,6 +144,16 @@ def test_features_are_what_enters_the_last_linear_layer() -> None:
     assert Module(IMAGE, 3, BatchNet).head_names == ("out.weight", None)
 
 
+def test_norm_layers_are_known_by_their_kind_whatever_they_are_called() -> None:
+    assert Module(IMAGE, 3, GroupNet).norm_names == ("norm.weight", "norm.bias")
+    affine, statistics = ("weight", "bias"), ("running_mean", "running_var")
+    batch = tuple(f"body.1.{name}" for name in (*affine, *statistics))
+    assert Module(IMAGE, 3, BatchNet).norm_names == batch
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    assert Module(IMAGE, 3, plain).norm_names == ("2.weight", "2.bias")
+    assert Module(IMAGE, 3, nn.Sequential(nn.Flatten(), nn.Linear(64, 3))).norm_names == ()
+
+
 def test_a_projection_stands_before_the_head_and_starts_the_rest_as_without_it() -> None:
     model = Module(IMAGE, 3, GroupNet)
     wider = projected(model, 6)

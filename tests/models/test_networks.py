@@ -20,6 +20,7 @@ from fedstill.models.convnet import ConvNet
 from fedstill.models.mlp import MLP
 from fedstill.models.preresnet import PreResNet18
 from fedstill.models.resnet import ResNet18
+from fedstill.parts.heads import projected
 
 TABLE = [  # BB-1: network, features, floats
     (ConvNet((3, 32, 32), 10), 2048, 320_010),
@@ -160,3 +161,13 @@ def test_the_table_of_names_holds_every_network() -> None:
 def test_networks_are_values_that_can_be_compared_and_hashed() -> None:
     assert ResNet18((3, 32, 32), 10) == ResNet18((3, 32, 32), 10, norm="instance")
     assert len({AlexNet((3, 32, 32), 10), AlexNet((3, 32, 32), 10).on("cpu")}) == 1
+
+
+def test_the_names_of_norm_layers_are_those_of_their_weights_and_statistics() -> None:
+    model = ConvNet((3, 32, 32), 10, depth=1, norm="batch")
+    parts = ("weight", "bias", "running_mean", "running_var")
+    assert model.norm_names == tuple(f"norm0.{part}" for part in parts)
+    assert ConvNet((3, 32, 32), 10, norm="none").norm_names == ()
+    short = [n for n in ResNet18((3, 32, 32), 10).norm_names if "short" in n]
+    assert short[:2] == ["group1.block0.short.norm.weight", "group1.block0.short.norm.bias"]
+    assert projected(model, 5).norm_names == model.norm_names

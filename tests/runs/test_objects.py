@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 from torch import nn
 
 import fedstill
-from fedstill import Execution, Experiment, FedAvg, Local, Population
-from fedstill.core import Node, Scored
+from fedstill import MLP, Execution, Experiment, FedAvg, Local, Population
+from fedstill.core import Inbox, Model, Node, NodeId, Scored, at_clients
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.federation.experiment import SUCH
+from fedstill.methods.fedavg import Down, Up
 from small_recipes import contents, last_weights, metrics, write_recipe
 from small_recipes import fedstill as command
 
@@ -281,6 +283,45 @@ def test_a_run_in_memory_gives_the_pictures_that_a_folder_would_hold(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+class Sharing(fedstill.Local):
+    """Clients' models are scored, and yet must all be of one network."""
+
+    @property
+    def one_network(self) -> bool:
+        return True
+
+
+class Apart(FedAvg):
+    """The server's model is scored, and clients may have other networks."""
+
+    @property
+    def one_network(self) -> bool:
+        return False
+
+
+class Asking(Apart):
+    """Clients log how wide the server's network is, and send weights of it."""
+
+    @at_clients
+    async def update(self, client: Node[Any], inbox: Inbox[Down]) -> Up:
+        """Look, and send back what came."""
+        client.log(width=client.server_model.feature_width, own=client.model.feature_width)
+        return Up(inbox.only().weights, len(client.data))
+
+    def network_for(self, node: Node[Any], who: NodeId) -> Model:
+        return node.server_model
+
+
+def test_a_client_knows_the_servers_network_which_may_be_another_than_its_own() -> None:
+    data = population().data
+    assert data is not None
+    people = Population(data, partial(MLP, hidden=(7,)), server=partial(MLP, hidden=(3,)))
+    run = fedstill.run(Experiment(Asking(), people, rounds=1))
+    logged = {row.name: row.value for row in run.metrics if row.step == "update"}
+    assert (logged["width"], logged["own"]) == (3, 7)
+    assert run.model().weights["head.weight"].shape[1] == 3
+
+
 def test_what_does_not_fit_is_refused_when_the_experiment_is_made() -> None:
     people = population()
     with pytest.raises(BadValue, match="sampling: count = 9, but there are 3 clients"):
@@ -298,6 +339,9 @@ def test_what_does_not_fit_is_refused_when_the_experiment_is_made() -> None:
     mixed = Population(people.data, Net, networks={people.clients[0]: fedstill.MLP})  # type: ignore[arg-type]
     with pytest.raises(BadValue, match="networks: FedAvg averages one network"):
         Experiment(FedAvg(), mixed)
+    with pytest.raises(BadValue, match="networks: Sharing averages one network"):
+        Experiment(Sharing(), mixed)
+    assert Experiment(Apart(), mixed).method == Apart()
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,8 @@ class Descent:
             moving, memory = self.optimizer.step(moving, grad, memory, over=True)
         else:
             moving, memory = self.optimizer.step(moving, grad, memory)
+        if notes:
+            _check_notes(notes, value, self.objective)
         value = joined(value, {**moving, **notes} if notes else moving)
         if self.project is not None:
             value = self.project(value, **given)
@@ -269,6 +271,19 @@ def checked_loss(loss: Tensor, objective: Callable[..., Tensor]) -> Tensor:
         stacklevel=2,
     )
     return loss
+
+
+def _check_notes(notes: Weights, value: Any, objective: Callable[..., Tensor]) -> None:
+    """Statistics of norm layers must belong to what is trained, or they would be lost."""
+    lost = next((name for name in notes if not isinstance(value, dict) or name not in value), None)
+    if lost is None:
+        return
+    name = getattr(objective, "__qualname__", type(objective).__name__)
+    raise BadValue(
+        f"{name} gave a batch to a norm layer whose statistics, {lost}, are not in what is "
+        "trained; train them along, call model.evaluating where a network rests, or train two "
+        "networks as a parts.pairs.Pair"
+    )
 
 
 def _identity(function: Callable[..., Any] | None) -> Any:

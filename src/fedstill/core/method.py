@@ -216,6 +216,15 @@ class Method:
         return ()
 
     @property
+    def one_network(self) -> bool:
+        """Whether server and clients must have the same network: where the server's is scored.
+
+        A method that averages weights and scores clients says True; one that scores a server
+        whose network is another than its clients' says False.
+        """
+        return self.scored is Place.SERVER
+
+    @property
     def scores_own(self) -> bool:
         """Whether clients' models are scored beside the server's, each on its own test set."""
         return False
@@ -276,7 +285,7 @@ class Method:
 
     def network_for(self, node: Node[Any], who: NodeId) -> Model:
         """The network whose weights a party sends and hears; for the server, the one it keeps."""
-        return node.models.get(who, node.model)
+        return node.server_model if who == SERVER else node.models.get(who, node.model)
 
     def scored_state(self, server: Node[Any]) -> Scored | None:
         """What `predict` needs of the server's memory: all that goes to those who hold tests.

@@ -320,6 +320,14 @@ class Model(Network):
         return "head.weight", "head.bias"
 
     @property
+    def norm_names(self) -> tuple[str, ...]:
+        """The names of all that norm layers hold: weights, biases and statistics.
+
+        A norm layer is one whose name begins with `norm`.
+        """
+        return tuple(n for n in self.initial() if f".{n}".split(".")[-2].startswith("norm"))
+
+    @property
     def feature_width(self) -> int:
         """How many numbers the head sees."""
         return self.initial()[self.head_names[0]].shape[1]

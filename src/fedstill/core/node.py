@@ -69,7 +69,8 @@ class Cache(Protocol):
 class Node(Generic[S]):
     """A party as a step sees it: its memory, data, model and randomness.
 
-    Public knowledge are everyone's architecture (`models`) and who is joined with whom (`graph`).
+    Public knowledge are the clients' architectures (`models`), the server's (`server_model`), and
+    who is joined with whom (`graph`).
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Node(Generic[S]):
         data: Data | None = None,
         public: Data | None = None,
         models: Mapping[NodeId, Model] | None = None,
+        server_model: Model | None = None,
         graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
         seed: int = 0,
         step: str = "",
@@ -96,6 +98,7 @@ class Node(Generic[S]):
         self.data = data or NOTHING
         self.public = public or NOTHING
         self.models = models or {}
+        self.server_model = model if server_model is None else server_model
         self.graph = graph or {}
         self.device = torch.device(device)
         self.cache = cache

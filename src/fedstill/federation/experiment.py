@@ -105,8 +105,8 @@ class Experiment:
     def reader(self, node: NodeId, round: int) -> Node[Any]:
         """A party as others know it, who is to judge a message: without memory, data and draws."""
         population = self.population
-        at_server = node == SERVER
-        model = population.party(SERVER).model if at_server else population.models[node]
+        server = population.party(SERVER).model
+        model = server if node == SERVER else population.models[node]
         return Node(
             node,
             round,
@@ -114,6 +114,7 @@ class Experiment:
             model=model,
             public=population.public,
             models=population.models,
+            server_model=server,
             graph=self.graph.neighbours,
         )
 
@@ -129,7 +130,7 @@ class Experiment:
         unfit = self.method.unfit(server, population.models)
         yield from (f"networks: {name}: {line}" for line in unfit)
         mixed = any(model != server for model in {*population.models.values()})
-        if mixed and self.method.scored is Place.SERVER and not unfit:
+        if mixed and self.method.one_network and not unfit:
             yield (
                 f"networks: {name} averages one network, but the clients' networks differ; give "
                 "everybody the same one, or use a method for mixed networks"

@@ -35,6 +35,7 @@ from fedstill.core import (
 from fedstill.core.content import Amount
 from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
+from fedstill.core.model import Network
 from fedstill.core.optim import Clipped, Optimizer, rated
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive, Share, Whole
 from fedstill.parts.class_balance import (
@@ -149,7 +150,7 @@ class FedAvg(Method):
         )  # fmt: skip
         return weights, len(batches)
 
-    def training(self, client: Node[Any], model: Model, start: Weights) -> Training:
+    def training(self, client: Node[Any], model: Network, start: Weights) -> Training:
         """The batches of a client's round, private samples where its examples are private."""
         if not client.private:
             return Training(self.batches(client), None)

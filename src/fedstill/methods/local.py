@@ -27,6 +27,7 @@ from fedstill.core import (
     minimize,
     trees,
 )
+from fedstill.core.model import Network
 from fedstill.core.optim import Optimizer
 from fedstill.core.ranges import Count, Fraction, NonNegative, Positive
 from fedstill.parts.class_balance import ClassWeights, Sampling, unfit_weights, weights_of
@@ -75,7 +76,7 @@ class Local(Method):
         )  # fmt: skip
         client.state = Own(weights)
 
-    def training(self, client: Node[Any], model: Model, start: Weights) -> Training:
+    def training(self, client: Node[Any], model: Network, start: Weights) -> Training:
         """The batches of a client's round, private samples where its examples are private."""
         return training(
             client, model, start, self.batch_size, epochs=self.epochs, sampling=self.sampling

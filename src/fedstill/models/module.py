@@ -95,6 +95,10 @@ class Module(Model):
         return self.skeleton.head_names
 
     @property
+    def norm_names(self) -> tuple[str, ...]:
+        return self.skeleton.norm_names
+
+    @property
     def feature_width(self) -> int:
         return super().feature_width if self.head_names[0] else self.classes
 

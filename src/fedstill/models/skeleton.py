@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,7 @@ from fedstill.core.torch_internals import in_transform, is_stacked, writes_into
 from fedstill.models.random_calls import Seeded
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_NORM = re.compile(r"Norm(Act)?(\dd)?$")  # what kinds of norm layers are called
 NO_HEAD = "none"
 COUNTER = "num_batches_tracked"
 PROBES = 4  # examples of a pass that only looks
@@ -293,6 +295,11 @@ class Skeleton:
             else:
                 self.constants[name] = buffer.detach().clone()
         self.counts = set(counted)
+        self.norm_names = tuple(
+            name
+            for name in self.shapes
+            if _NORM.search(type(net.get_submodule(name.rpartition(".")[0])).__name__)
+        )
         kept = set(net.state_dict())
         self.saved = [n for n in (*self.shapes, *self.ties, *self.constants) if n in kept]
         strange = [n for n in self.shapes if not is_buffer(n) and self._half_known(net, n)]

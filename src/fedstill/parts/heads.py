@@ -62,6 +62,10 @@ class Projected(Model):
         return f"{self._head}.weight", f"{self._head}.bias"
 
     @property
+    def norm_names(self) -> tuple[str, ...]:
+        return self.base.norm_names
+
+    @property
     def by_example(self) -> bool:
         return self.base.by_example
 

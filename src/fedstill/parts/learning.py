@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedstill.core import Batch, Batches, Data, Lazy, Model, Node, Weights, trees
+from fedstill.core import Batch, Batches, Data, Lazy, Node, Weights, trees
 from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import moved_part
+from fedstill.core.model import Network
 from fedstill.core.release import ClippedGradient, Sampled, Use
 from fedstill.core.secret import Secret
 from fedstill.parts.class_balance import UNSAFE, Sampling
@@ -59,7 +60,7 @@ class Training(NamedTuple):
 
 def training(
     node: Node[Any],
-    model: Model,
+    model: Network,
     start: Weights,
     size: int,
     *,
@@ -87,7 +88,7 @@ def planned(
 
 def private_training(
     node: Node[Any],
-    model: Model,
+    model: Network,
     start: Weights,
     size: int,
     *,
@@ -129,7 +130,7 @@ def private_training(
     def made(first: int, drawn: list[Tensor]) -> Sampled:
         """The samples of some steps, along a first axis; all have as many places."""
         count, wide = len(drawn), places(drawn[0])
-        batch = _taken(data, drawn, wide, model.shape)
+        batch = _taken(data, drawn, wide, node.model.shape)
         device = batch.x.device
         sizes = torch.tensor([[len(picked)] for picked in drawn]).to(device)
         share = (torch.arange(wide, device=device) < sizes).float() / expected
@@ -142,7 +143,7 @@ def private_training(
             return sample
         batch, rng = sample.examples, sampling.generator(step)
         torch.rand(len(data), generator=rng)  # which examples take part was drawn before
-        moves = drawn_moves(rng, len(batch.y), *model.shape[1:])
+        moves = drawn_moves(rng, len(batch.y), *node.model.shape[1:])
         moves = type(moves)(*(each.to(batch.x.device) for each in moves))
         return sample._replace(examples=Batch(moved(batch.x, moves, views), batch.y))
 

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstill.core.method import Method
+from fedstill.core.torch_internals import writes_into
 
 DEEP = 4  # containers within containers that are looked at
 LONG = 1000  # entries of a container that are looked at
@@ -89,7 +90,7 @@ def _mark(value: Any, deep: int) -> Any:
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
-        return id(value), value._version, value.shape
+        return id(value), writes_into(value), value.shape
     if isinstance(value, np.ndarray) and value.dtype != object:
         return id(value), value.tobytes()
     if isinstance(value, (list, tuple, deque, set, frozenset, dict)):

@@ -241,6 +241,7 @@ class InProcess:
             data=party.data,
             public=self.population.public,
             models=self.population.models,
+            server_model=self.population.party(SERVER).model.on(self.device),
             graph=self.experiment.graph.neighbours,
             seed=self.experiment.seed,
             step=step,
