@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from fedstill.core import (
     SGD,
+    Adam,
     Batch,
     Inbox,
     Message,
@@ -659,3 +660,4 @@ def test_the_average_generator_teaches_from_the_second_round_on() -> None:
 def test_the_student_has_no_momentum_unless_asked_for() -> None:
     assert DFRD().student_optimizer(1) == SGD(0.01, 0.0, 1e-4)
     assert DFRD(distil_momentum=0.9).student_optimizer(1) == SGD(0.01, 0.9, 1e-4)
+    assert DFRD().generator_optimizer(1) == Adam(2e-4, (0.5, 0.999))
