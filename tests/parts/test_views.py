@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.data import Data, Pool
 from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.engines.play.batched import Batched
 from fedstill.methods.fedavg import FedAvg
-from fedstill.parts.views import Moves, drawn_moves, moved, viewed
+from fedstill.parts.views import Moves, drawn_moves, ground_of, moved, viewed
 from worlds import engine_for, pictures, played, vectors
 
 
@@ -55,6 +56,30 @@ def test_a_view_is_a_cut_out_of_the_padded_image(views: Any, mode: str) -> None:
         assert torch.equal(found[i], cut.flip(-1) if mirrored else cut)
 
 
+def bytes_of(seed: int, mean: float, std: float) -> Pool:
+    stored = torch.randint(0, 256, (7, 1, 12, 12), generator=generator(seed, "bytes"))
+    shape = (1, 1, 1)
+    return Pool(
+        stored.to(torch.uint8), torch.arange(7) % 3, torch.full(shape, mean), torch.full(shape, std)
+    )
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_black_is_what_padded_pixels_are_normalised_to(pools: int) -> None:
+    parts = [bytes_of(0, 0.5, 0.5), bytes_of(1, 0.3, 0.2)][:pools]
+    data = sum((pool.all() for pool in parts), Data())
+    rows = torch.randperm(len(data), generator=generator(2, "order"))
+    drawn = drawn_moves(generator(1, "moves"), len(rows), 12, 12)
+    black = ground_of("black_crop_flip", data, rows)(slice(None), rows.shape)
+    found = moved(data.take(rows).x, drawn, "black_crop_flip", black)
+    for place, row in enumerate(rows.tolist()):
+        pool = parts[row // 7]
+        padded = F.pad(pool.stored[row % 7], (2, 2, 2, 2))  # while it is bytes
+        down, right, mirrored = (int(each[place]) for each in drawn)
+        cut = padded[:, 2 + down : 14 + down, 2 + right : 14 + right]
+        assert torch.equal(found[place], pool.normalised(cut.flip(-1) if mirrored else cut))
+
+
 def test_every_move_of_up_to_an_eighth_of_the_side_is_as_likely() -> None:
     drawn = drawn_moves(generator(0, "moves"), 45_000, 32, 32)
     for shifts in (drawn.down, drawn.right):
@@ -62,13 +87,18 @@ def test_every_move_of_up_to_an_eighth_of_the_side_is_as_likely() -> None:
     assert float(drawn.mirrored.float().mean()) == pytest.approx(0.5, abs=0.01)
 
 
-def test_batches_made_together_are_those_made_one_by_one() -> None:
+@pytest.mark.parametrize("views", ["crop_flip", "black_crop_flip"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_made_together_are_those_made_one_by_one(views: Any, parts: int) -> None:
     world = pictures()
     client = engine_for(FedAvg(), world).node("c1", 1, "update")
-    plan = client.data.batches(9, client.rng("order"), epochs=2)
-    seen = viewed(plan, "crop_flip", client)
+    own = client.data.all()
+    colder = Pool(own.x, own.y, torch.full((1, 1, 1), 0.5), torch.ones(1, 1, 1)).all()
+    data = client.data if parts == 1 else client.data.subset(torch.arange(9)) + colder
+    plan = data.batches(9, client.rng("order"), epochs=2)
+    seen = viewed(plan, views, client)
     together = seen.ahead(1, 3)
-    assert together is not None and len(seen) == 6
+    assert together is not None and len(seen) == len(plan)
     for place in range(3):
         assert torch.equal(together.x[place], seen[1 + place].x)
         assert torch.equal(together.y[place], plan[1 + place].y)

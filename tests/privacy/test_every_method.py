@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedstill.core import Data, Method, Node, Weights, trees
+from fedstill.core.data import Pool
 from fedstill.core.errors import BadValue
 from fedstill.core.release import Spending, Terms
 from fedstill.engines.execution import Execution
@@ -148,6 +149,20 @@ def test_samples_of_some_steps_made_together_are_those_of_each_step() -> None:
         one = trees.map_tensors(lambda tensor, at=place: tensor[at], some)
         for mine, theirs in zip(trees.tensors(one), trees.tensors(batches[1 + place]), strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_around_private_images_is_the_black_of_their_own_part() -> None:
+    model, white = ConvNet((1, 16, 16), 3, width=4), torch.full((30, 1, 16, 16), 255).byte()
+    half, quarter, eighth = (torch.full((1, 1, 1), part) for part in (0.5, 0.25, 0.125))
+    laws = ((half, half), (quarter, eighth))
+    pools = [Pool(white, torch.full((30,), at), *law) for at, law in enumerate(laws)]
+    node: Node[None] = Node("c0", 1, None, model=model, data=pools[0].all() + pools[1].all())
+    row = Spending(1, "", "c0", "DP-SGD", 1.0, 0.1, 1)
+    node.seal(Terms(1.0, 1.0, 1, 1.0, None), lambda round, step, use, earlier: row)
+    batches, _ = private_training(node, model, model.init(0), 40, steps=1, views="black_crop_flip")
+    (x, y), share = batches[0].examples, batches[0].share
+    for at, seen in ((0, {-1.0, 1.0}), (1, {-2.0, 6.0})):
+        assert set(x[(share > 0) & (y == at)].unique().tolist()) == seen
 
 
 def test_noise_of_a_step_has_the_deviation_of_the_mechanism() -> None:

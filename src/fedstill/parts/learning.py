@@ -21,7 +21,7 @@ from fedstill.core.model import Network
 from fedstill.core.release import ClippedGradient, Sampled, Use
 from fedstill.core.secret import Secret
 from fedstill.parts.class_balance import UNSAFE, Sampling
-from fedstill.parts.views import Views, drawn_moves, moved, viewed
+from fedstill.parts.views import Views, drawn_moves, ground_of, moved, viewed
 
 SGD_USE = "DP-SGD"
 NUMBERS = {"cpu": 2**24, "cuda": 2**27}  # of the gradients that are made at a time
@@ -145,7 +145,9 @@ def private_training(
         torch.rand(len(data), generator=rng)  # which examples take part was drawn before
         moves = drawn_moves(rng, len(batch.y), *node.model.shape[1:])
         moves = type(moves)(*(each.to(batch.x.device) for each in moves))
-        return sample._replace(examples=Batch(moved(batch.x, moves, views), batch.y))
+        ground = ground_of(views, data, _padded([rows(step)], len(batch.y))[0])
+        seen = moved(batch.x, moves, views, ground(slice(None), batch.y.shape))
+        return sample._replace(examples=Batch(seen, batch.y))
 
     def some(first: int, count: int) -> Sampled | None:
         drawn = [rows(step) for step in range(first, first + count)]
@@ -157,12 +159,18 @@ def private_training(
 
 def _taken(data: Data, drawn: list[Tensor], places: int, shape: tuple[int, ...]) -> Batch:
     """[step, place], the examples that were picked, and any in the places that are left."""
-    rows = torch.zeros(len(drawn), places, dtype=torch.long)
+    rows = _padded(drawn, places)
     if not len(data):
         return Batch(torch.zeros(*rows.shape, *shape), rows)
+    return data.take(rows.to(data.device))
+
+
+def _padded(drawn: list[Tensor], places: int) -> Tensor:
+    """[step, place], the rows that were picked; the first one in the places that are left."""
+    rows = torch.zeros(len(drawn), places, dtype=torch.long)
     for row, picked in zip(rows, drawn, strict=True):
         row[: len(picked)] = picked
-    return data.take(rows.to(data.device))
+    return rows
 
 
 def _noise(like: Weights, secret: Secret, steps: range, deviation: float) -> Weights:

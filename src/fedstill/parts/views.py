@@ -6,25 +6,29 @@ batch holds the images as they are seen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from fedstill.core import Batch, Lazy, Model, Node
-from fedstill.core.data import Batches, Plan
+from fedstill.core import Batch, Data, Lazy, Model, Node
+from fedstill.core.data import Batches, Plan, Pool
 from fedstill.core.errors import BadValue
 
-Views = Literal["none", "crop_flip", "reflect_crop_flip"]
+Views = Literal["none", "crop_flip", "black_crop_flip", "reflect_crop_flip"]
 """How images are seen in training.
 
 `crop_flip` moves each image by up to an eighth of its side (4 pixels of 32) down or up and to the
 left or right, and mirrors every second one; what comes into sight is zero, the mean of the data.
-`reflect_crop_flip` fills it with the image reflected at its edge, as NIID-Bench does.
+`black_crop_flip` fills it with black, what a pixel of zero is normalised to, as torchvision does
+where images are padded before they are normalised. `reflect_crop_flip` fills it with the image
+reflected at its edge, as NIID-Bench does.
 """
 
 REACH = 0.125  # of the side
+Ground = Callable[[slice, torch.Size], Tensor | None]  # images of what is around; none: zero
 
 
 class Moves(NamedTuple):
@@ -55,11 +59,14 @@ def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") ->
     height, width = node.model.shape[1:]
     drawn = drawn_moves(node.rng(purpose), starts[-1], height, width)
     moves = Moves(*(each.to(node.device) for each in drawn))
+    ground = ground_of(views, plan.data, plan.order)
 
     def make(step: int) -> Batch:
         x, y = plan[step]
         here = slice(starts[step], starts[step + 1])
-        return Batch(moved(x, Moves(*(each[here] for each in moves)), views), y)
+        return Batch(
+            moved(x, Moves(*(each[here] for each in moves)), views, ground(here, y.shape)), y
+        )
 
     def many(step: int, count: int) -> Batch | None:
         batches = plan.ahead(step, count)
@@ -67,7 +74,8 @@ def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") ->
             return None
         here = slice(starts[step], starts[step + len(batches.y)])
         laid = Moves(*(each[here].reshape(batches.y.shape) for each in moves))
-        return Batch(moved(batches.x, laid, views), batches.y)
+        seen = moved(batches.x, laid, views, ground(here, batches.y.shape))
+        return Batch(seen, batches.y)
 
     return Lazy(len(plan), make, many)
 
@@ -79,8 +87,32 @@ def drawn_moves(rng: Generator, images: int, height: int, width: int) -> Moves:
     return Moves(down, right, torch.rand(images, generator=rng) < 0.5)
 
 
-def moved(x: Tensor, moves: Moves, views: Views) -> Tensor:
-    """Images [..., channel, height, width] cut out where the moves say, then mirrored."""
+def ground_of(views: Views, data: Data, rows: Tensor) -> Ground:
+    """What lies around the examples at `rows`, of which a slice is asked for in a shape.
+
+    Parts of the data may be normalised each in its own way.
+    """
+    if views != "black_crop_flip" or not data.parts:
+        return lambda here, shape: None
+    black = torch.stack([black_of(part.pool) for part in data.parts])
+    if len(black) == 1:
+        return lambda here, shape: black[0]
+    ends = torch.tensor(list(accumulate(len(part.rows) for part in data.parts)))
+    part = torch.bucketize(rows.cpu(), ends, right=True).to(black.device)
+    return lambda here, shape: black[part[here].reshape(shape)]
+
+
+def black_of(pool: Pool) -> Tensor:
+    """[channel, height, width], an image of zeros as it is normalised."""
+    zeros = torch.zeros((1, *pool.stored.shape[1:]), dtype=pool.stored.dtype)
+    return pool.normalised(zeros.to(pool.stored.device))[0]
+
+
+def moved(x: Tensor, moves: Moves, views: Views, ground: Tensor | None = None) -> Tensor:
+    """Images [..., channel, height, width] cut out where the moves say, then mirrored.
+
+    What comes into sight is zero, or `ground`, which has the shape of an image.
+    """
     height, width = x.shape[-2:]
     row = torch.arange(height, device=x.device) + moves.down.unsqueeze(-1)  # [..., height]
     column = torch.arange(width, device=x.device).expand(*moves.right.shape, width)
@@ -93,7 +125,10 @@ def moved(x: Tensor, moves: Moves, views: Views) -> Tensor:
     shape = x.shape
     seen = x.gather(-2, row[..., None, :, None].expand(shape))
     seen = seen.gather(-1, column[..., None, None, :].expand(shape))
-    return seen if views == "reflect_crop_flip" else seen * inside.unsqueeze(-3)
+    if views == "reflect_crop_flip":
+        return seen
+    inside = inside.unsqueeze(-3)
+    return seen * inside if ground is None else torch.where(inside, seen, ground)
 
 
 def reflected(place: Tensor, size: int) -> Tensor:
