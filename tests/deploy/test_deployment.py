@@ -383,6 +383,7 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     asked = run("site", "join", place, "--data", npz)
     assert "leaves this site in synthesize, in each of 2 rounds: images" in asked
     assert f"number {number} (compare" in asked
+    assert 'its images begin as training examples (start = "real")' in asked
     assert "north: 18 training and 12 test images 1x8x8" in asked and "add --agree NUMBER" in asked
     nowhere = run("site", "join", place, "--data", str(tmp_path / "nowhere"))
     assert "client north: there is nothing at" in nowhere and "add --agree" not in nowhere
@@ -438,6 +439,13 @@ def test_a_method_with_a_server_is_not_for_peers(tmp_path: Path) -> None:
     folders.make(recipe_for(data, method="desa"), tmp_path / "c", address="", addresses=ports)
     with pytest.raises(SiteError, match=r"this deployment has no coordinator"):
         coordinator.start(tmp_path / "c", print)
+    place = tmp_path / "c" / "invitations" / "north"
+    invited = sites.opened(place)
+    sites.join(
+        invited, data["north"], invited.deployment.number, Policy(), data_dir=None, device="cpu"
+    )
+    with pytest.raises(SiteError, match=r"no coordinator; use `fedstill peer start .*north`"):
+        sites.start(place, print)
     with pytest.raises(BadValue, match=r"FedAvg has a server"):
         folders.make(recipe_for(data), tmp_path / "d", address="", addresses=ports)
 

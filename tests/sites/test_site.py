@@ -388,6 +388,15 @@ def test_an_act_that_is_rounded_otherwise_when_it_comes_again_is_not_released(
     assert "comes to another answer now" in refusal(site, first)
 
 
+def test_a_site_takes_no_part_in_runs_whose_delta_is_larger_than_it_allows(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match=r"spends delta = 1e-05 .* this site allows 1e-06"):
+        private_site(tmp_path, most_epsilon=4, most_delta=1e-6)
+    private_site(tmp_path, most_epsilon=4, most_delta=1e-5)
+    engine = at_sites.engine_at(small(METHODS["fedavg"]), worlds.pictures(), "c0")
+    with pytest.raises(SiteError, match=r"most_delta = 1e-06\), and the recipe promises none"):
+        Site(engine, replace(STANDING, node="c0"), policy=Policy(most_delta=1e-6))
+
+
 def test_a_site_takes_no_part_in_runs_that_promise_less_than_it_asks_for(tmp_path: Path) -> None:
     private_site(tmp_path / "a", epsilon=4, most_epsilon=4)
     with pytest.raises(SiteError, match=r"spends epsilon = 4 .* allows 2"):

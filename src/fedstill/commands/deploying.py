@@ -268,6 +268,10 @@ def join(
         float | None,
         typer.Option(metavar="EPSILON", help="The most that a run may spend of privacy."),
     ] = None,
+    most_delta: Annotated[
+        float | None,
+        typer.Option(metavar="DELTA", help="The largest delta at which epsilon is promised."),
+    ] = None,
     data_dir: DataDir = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:0.")
@@ -283,7 +287,7 @@ def join(
     invited = sites.opened(folder, data_dir)
     for line in _leaving(invited.recipe, invited.deployment):
         typer.echo(line)
-    policy = Policy(allow_examples, tell_counts, most_acts, most_epsilon)
+    policy = Policy(allow_examples, tell_counts, most_acts, most_epsilon, most_delta)
     policy.check(invited.recipe.method)
     policy.check_privacy(invited.recipe.privacy)
     if agree is None:
@@ -303,6 +307,7 @@ def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
     """What leaves a site: fields, bytes, how often."""
     from fedstill.commands import show as shows
     from fedstill.deploy.place import networks
+    from fedstill.privacy.privacy import PROMISE
     from fedstill.report.amounts import human_bytes
 
     models, _ = networks(recipe)
@@ -325,10 +330,15 @@ def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
     if recipe.privacy is not None and recipe.privacy.valid:
         yield (
             f"  differential privacy: epsilon = {recipe.privacy.epsilon:g} at delta = "
-            f"{recipe.privacy.delta:g} for the whole run, with noise from a key that stays here"
+            f"{recipe.privacy.delta:g} for the whole run, with noise from a key that stays here, "
+            f"of {PROMISE[recipe.privacy.labels]}"
         )
+    elif recipe.privacy is not None:
+        yield f'  its noise (mechanism = "{recipe.privacy.mechanism}") promises nothing'
     if method.sends_examples:
         yield "  this method shows training examples to others"
+    elif method.begins_with_examples:
+        yield '  its images begin as training examples (start = "real") and may still show them'
     if deployment.address:
         yield "  leaves this site besides: mean losses of training, scores on its test set"
     yield f"  number {deployment.number} (compare it with what the coordinator tells you)"

@@ -235,6 +235,11 @@ class Method:
         return False
 
     @property
+    def begins_with_examples(self) -> bool:
+        """Whether images that are sent began as training examples, and may still show them."""
+        return False
+
+    @property
     def holds(self) -> Sequence[type[Record]]:
         """The kinds of record that fields hinted `Message` or `State` may hold, and no others."""
         return ()

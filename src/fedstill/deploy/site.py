@@ -179,6 +179,8 @@ def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
     """A site with its data and memories while it lasts, whoever carries bytes to it."""
     own, policy = folders.read_own(folder)
     invited, found, wrong = checked(folder)
+    if not invited.deployment.address:
+        raise SiteError(f"this deployment has no coordinator; use `fedstill peer start {folder}`")
     if wrong:
         raise SiteError("\n".join(wrong))
     with at_work(invited, own) as place:

@@ -138,6 +138,10 @@ class FedDM(Method):
     def sends_examples(self) -> bool:
         return self.upload == "real" or (self.start == "real" and self.steps == 0)
 
+    @property
+    def begins_with_examples(self) -> bool:
+        return self.start == "real"
+
     def faults(self) -> Sequence[str]:
         return [
             *strategy_faults("augmentation", self.augmentation),

@@ -139,6 +139,10 @@ class FedDualMatch(Method):
     aggregation: Literal["mean", "multi_krum"] = "mean"  # or only sets that are like the others
     byzantine: Whole = 1  # liars that multi_krum stands
 
+    @property
+    def begins_with_examples(self) -> bool:
+        return self.start == "real"
+
     def faults(self) -> Sequence[str]:
         return [
             *strategy_faults("augmentation", self.augmentation),

@@ -63,6 +63,7 @@ class Policy:
     tell_counts: bool = False  # say how many examples of each class there are; never private ones
     most_acts: Count | None = None  # different acts in all; twice the recipe's when left out
     most_epsilon: Positive | None = None  # of a whole run; without one, none is asked for
+    most_delta: Positive | None = None  # at which that is promised; the recipe's when left out
 
     def __post_init__(self) -> None:
         if wrong := ranges.faults(self):
@@ -70,18 +71,22 @@ class Policy:
 
     def check_privacy(self, privacy: Privacy | None) -> None:
         """Refuse a run that promises less than this site asks for."""
-        if self.most_epsilon is None:
-            return
-        if privacy is None or not privacy.valid:
-            raise SiteError(
-                f"this site asks for differential privacy (most_epsilon = {self.most_epsilon:g}), "
-                "and the recipe promises none"
-            )
-        if privacy.epsilon > self.most_epsilon:
-            raise SiteError(
-                f"the recipe spends epsilon = {privacy.epsilon:g} of each record's privacy, this "
-                f"site allows {self.most_epsilon:g} (most_epsilon)"
-            )
+        asked = {"most_epsilon": self.most_epsilon, "most_delta": self.most_delta}
+        for name, most in asked.items():
+            if most is None:
+                continue
+            if privacy is None or not privacy.valid:
+                raise SiteError(
+                    f"this site asks for differential privacy ({name} = {most:g}), and the recipe "
+                    "promises none"
+                )
+            what = name.removeprefix("most_")
+            spent: float = getattr(privacy, what)
+            if spent > most:
+                raise SiteError(
+                    f"the recipe spends {what} = {spent:g} of each record's privacy, this site "
+                    f"allows {most:g} ({name})"
+                )
 
     def check(self, method: Method) -> None:
         """Refuse a method that this site does not take part in."""
