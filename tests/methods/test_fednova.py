@@ -91,6 +91,21 @@ def test_statistics_are_averaged_and_not_rescaled() -> None:
     assert aggregated(FedNova(), start, **ups)["n.running_mean"] == (2 + 6) / 2
 
 
+def test_a_robust_rule_joins_the_ways_of_a_step_and_statistics_as_they_are() -> None:
+    # Ways of a step 4/4, 2/1 and 10/2: their median is 2, that of the lengths 4, 1, 2 is 2.
+    ups = {
+        f"c{i}": Up(
+            {"n.weight": torch.tensor(weight), "n.running_mean": torch.tensor(mean)},
+            examples=1,
+            steps=steps,
+        )
+        for i, (weight, mean, steps) in enumerate([(6.0, 2.0, 4), (8.0, 5.0, 1), (0.0, 90.0, 2)])
+    }
+    start = {"n.weight": torch.tensor(10.0), "n.running_mean": torch.tensor(100.0)}
+    reached = aggregated(FedNova(aggregation="median"), start, **ups)
+    assert reached == {"n.weight": 10 - 2 * 2, "n.running_mean": 5.0}
+
+
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_a_client_that_took_no_step_does_not_move_the_others(weighting: str) -> None:
     ups = {

@@ -40,6 +40,7 @@ def test_balanced_weights_let_every_class_held_count_alike() -> None:
     """Four examples, three of class 0 and one of class 2: 4 / (2 · 3) and 4 / (2 · 1)."""
     found = weights_of("balanced", labelled(0, 0, 0, 2), 3)["class_weights"]
     assert found[0] == pytest.approx(4 / 6) and found[2] == 2.0
+    assert found[1] == 2.0, "a class that is not held has the weight of one example"
     assert weights_of("none", labelled(0), 3) == {}
     assert weights_of((1.0, 2.0), labelled(0), 2)["class_weights"].tolist() == [1.0, 2.0]
 
