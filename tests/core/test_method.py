@@ -266,6 +266,8 @@ def test_values_of_a_class_without_its_decorator_are_not_lost_in_silence() -> No
         Bare()
     with pytest.raises(BadValue, match=said):
         type("Below", (Bare,), {})()
+    with pytest.raises(BadValue, match=said):
+        Bare(pull=0.1)  # type: ignore[call-arg]
     Same()
     assert "Bare: pull is no value" in str(METHOD_NAMES.fault(Bare))
     assert METHOD_NAMES.fault(Same) is None
@@ -280,6 +282,15 @@ def test_all_values_out_of_range_are_reported_at_once() -> None:
         "Talk: kind = 'soft': unknown choice 'soft'; known: loud, quiet",
         "Talk: count must be even",
     ]
+
+
+def test_an_option_that_a_method_does_not_have_is_told_what_it_has() -> None:
+    with pytest.raises(BadValue, match=r"FedAvg: unknown option 'learning_rate'; .* 'lr'\?") as one:
+        FedAvg(learning_rate=0.1)  # type: ignore[call-arg]
+    assert "known: aggregation, batch_size, " in str(one.value)
+    with pytest.raises(BadValue) as two:
+        FedAvg(optimizer="adam", epoch=2)  # type: ignore[call-arg]
+    assert len(two.value.faults) == 2
 
 
 def test_a_method_cannot_be_changed() -> None:

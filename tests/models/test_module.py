@@ -64,6 +64,11 @@ def test_fresh_weights_are_what_the_constructor_draws_and_no_generator_moves() -
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_a_start_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"start = 'pretrained': .* known: fresh, given"):
+        own(nn.Linear(64, 3), start="pretrained")
+
+
 def test_an_instance_starts_afresh_unless_its_values_are_asked_for() -> None:
     net = BatchNet()
     with torch.no_grad():

@@ -267,6 +267,28 @@ def test_runs_are_compared_and_drawn_together(tmp_path: Path) -> None:
         fedstill.plot(runs, by="time")  # type: ignore[arg-type]
 
 
+def test_a_comparison_is_printed_as_its_table_and_shown_in_a_line() -> None:
+    run = fedstill.run(experiment(rounds=1), execution=HERE)
+    table = fedstill.compare([run, run])
+    assert str(table) == table.as_markdown().rstrip() and "| fedavg |" in str(table)
+    assert repr(table) == "<Comparison of fedavg; print() shows the table>"
+    assert "a run of fedavg with seed 0 has the setting and seed of a run of" in str(table)
+
+
+def test_progress_that_is_printed_is_a_line() -> None:
+    told: list[str] = []
+    fedstill.run(experiment(rounds=1), execution=HERE, watch=lambda p: told.append(str(p)))
+    assert told[0] == "round 0 of 1, 0 bytes sent, 0.0 s"
+    assert told[1].startswith("round 1 of 1, accuracy 0.") and " bytes sent, " in told[1]
+
+
+def test_the_state_dict_of_a_run_loads_into_a_module_built_elsewhere() -> None:
+    run = fedstill.run(experiment(rounds=1), execution=HERE)
+    net, x = Net(), torch.from_numpy(arrays()[0])
+    net.load_state_dict(run.model().state_dict())
+    assert torch.equal(net.eval()(x), run.model()(x))
+
+
 def test_a_run_in_memory_gives_the_pictures_that_a_folder_would_hold(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rng = np.random.default_rng(0)

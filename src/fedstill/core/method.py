@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from torch import Tensor
 
 from fedstill.core import content, ranges
 from fedstill.core.content import Layout, Length
-from fedstill.core.errors import BadValue, ProtocolError
+from fedstill.core.errors import BadValue, ProtocolError, unknown
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Message, NodeId, Pictured, Record, State, Weights
@@ -198,6 +208,14 @@ class Method:
     distils: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        known = [field.name for field in fields(cls) if field.init]
+        strange = [name for name in named if name not in known]
+        if strange:
+            lines = [f"{cls.__name__}: {unknown('option', name, known)}" for name in strange]
+            raise BadValue(undecorated(cls) or lines)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if line := undecorated(type(self)):

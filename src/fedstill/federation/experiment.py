@@ -123,8 +123,8 @@ class Experiment:
         name, population = type(self.method).__name__, self.population
         if self.method.needs_public and not len(population.public):
             yield (
-                f"public: {name} needs public data, but the population has none; "
-                "give it some, in a recipe by a table [data.public]"
+                f"public: {name} needs public data, but the population has none; give it some: "
+                "Population(…, public=fedstill.unlabelled(x)), in a recipe a table [data.public]"
             )
         server = population.party(SERVER).model
         unfit = self.method.unfit(server, population.models)

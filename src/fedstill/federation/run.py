@@ -37,6 +37,12 @@ class Progress:
     metric: str = "accuracy"
     clock: float | None = None  # simulated seconds so far, where there is a clock
 
+    def __str__(self) -> str:
+        told = [f"round {self.round} of {self.rounds}"]
+        if self.score is not None:
+            told.append(f"{self.metric} {self.score:.4f}")
+        return ", ".join([*told, f"{self.bytes:,} bytes sent, {self.seconds:.1f} s"])
+
 
 Watch = Callable[[Progress], None]
 Save = Callable[[int], None]

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Generator, Tensor, nn
 
+from fedstill.core import ranges
 from fedstill.core.errors import BadValue
 from fedstill.core.model import NO_OPTION, Initial, Initials, Model
 from fedstill.core.names import short
@@ -58,6 +59,8 @@ class Module(Model):
     def __post_init__(self) -> None:
         if isinstance(self.net, Origin):
             return
+        if wrong := ranges.fault("start", self.start, ranges.hints(type(self))["start"]):
+            raise BadValue(wrong)
         object.__setattr__(self, "net", Origin.of(self.net))
         object.__setattr__(self, "shape", tuple(self.shape))
         if self.stage_layers is not None:

@@ -111,14 +111,22 @@ def gather(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
         seeds = by_setting.setdefault(setting_of(run), {})
         every_seed = json.dumps(_seeds(run.recipe), sort_keys=True)
         if every_seed in seeds:
-            kept = seeds[every_seed].folder
-            notes.append(f"{run.folder} has the setting and seed of {kept} and is left out")
+            kept = _whereabouts(seeds[every_seed])
+            notes.append(f"{_whereabouts(run)} has the setting and seed of {kept} and is left out")
         else:
             seeds[every_seed] = run
     names = _names(list(by_setting))
     return {
         name: list(seeds.values()) for name, seeds in zip(names, by_setting.values(), strict=True)
     }, notes
+
+
+def _whereabouts(run: Run) -> str:
+    """Where a run lies, or which of those in memory it is."""
+    if run.folder is not None:
+        return str(run.folder)
+    label, seed = run.summary.get("label"), run.summary.get("seed")
+    return f"a run of {label} with seed {seed}"
 
 
 def setting_of(run: Run) -> Setting:

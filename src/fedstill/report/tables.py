@@ -118,6 +118,13 @@ class Comparison:
             parts.append("\n".join(f"- {escaped(note)}" for note in self.notes))
         return "\n\n".join(parts) + "\n"
 
+    def __str__(self) -> str:
+        return self.as_markdown().rstrip()
+
+    def __repr__(self) -> str:
+        names = ", ".join(group.name for group in self.groups)
+        return f"<{type(self).__name__} of {names}; print() shows the table>"
+
     def _repr_html_(self) -> str:
         """The same for a notebook."""
         notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)

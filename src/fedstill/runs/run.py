@@ -75,6 +75,10 @@ class Trained:
             )
         return as_module(self.network, self.weights)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights as `load_state_dict` of the ordinary module takes them."""
+        return self.module().state_dict()
+
 
 @dataclass(frozen=True, eq=False)
 class Run(reader.Run):
