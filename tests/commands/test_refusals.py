@@ -350,7 +350,7 @@ def test_a_disk_that_is_full_loses_nothing_that_was_written(recipe, target, monk
 def test_a_folder_with_a_run_is_not_run_into_again(recipe, target):
     assert fedstill("run", recipe, "--out", target).code == 0
     before = contents(target)
-    says = f"{target} already holds a run; go on with `fedstill resume {target}`"
+    says = f"{target} already holds a run; continue it with `fedstill resume {target}`"
     expect_refusal("run", recipe, "--out", target, says=says)
     assert contents(target) == before
 
@@ -403,7 +403,7 @@ def test_a_run_does_not_go_on_with_other_values(recipe, target):
     fedstill("run", recipe, "--out", target)
     before = contents(target)
     says = [
-        f"{target} cannot go on with other values: ",
+        f"{target} cannot be resumed with other values: ",
         "method.lr was 0.05, not 0.3",
         "new folder",
     ]
@@ -477,11 +477,11 @@ def test_a_failing_step_names_method_step_node_and_round_without_traceback(tmp_p
     recipe = images_recipe(tmp_path, FEDDM)
     says = [
         "FedDM.synthesize failed on east in round 1: RuntimeError: the sky fell",
-        "where it arose: fedstill --verbose, then the same words",
+        "for the traceback, run the same command with fedstill --verbose",
     ]
     expect_refusal("run", recipe, "--out", tmp_path / "run", says=says)
     whole = fedstill("--verbose", "run", recipe, "--out", tmp_path / "again")
-    assert "in broken" in whole.err and "where it arose" not in whole.err
+    assert "in broken" in whole.err and "for the traceback" not in whole.err
 
 
 def test_what_nobody_expected_keeps_its_traceback(recipe, target, monkeypatch):

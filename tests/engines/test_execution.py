@@ -116,7 +116,7 @@ def test_a_device_of_torch_is_taken_by_its_name() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_gpu_that_is_not_here_is_refused() -> None:
-    with pytest.raises(BadValue, match="device = 'cuda', but no CUDA device is here"):
+    with pytest.raises(BadValue, match="device = 'cuda', but there is no CUDA device"):
         Execution(device="cuda")
 
 

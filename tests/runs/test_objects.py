@@ -202,7 +202,9 @@ def test_resume_begins_where_nothing_is_and_needs_a_folder(tmp_path: Path) -> No
     assert run.summary["rounds"] == 1
     with pytest.raises(RunFolderError, match="a run goes on from its folder"):
         fedstill.run(experiment(rounds=1), resume=True)
-    with pytest.raises(RunFolderError, match=r"already holds a run; go on with `fedstill.run\("):
+    with pytest.raises(
+        RunFolderError, match=r"already holds a run; continue it with `fedstill.run\("
+    ):
         fedstill.run(experiment(rounds=1), execution=HERE, folder=folder)
 
 
@@ -226,7 +228,7 @@ def test_other_values_are_refused_with_what_differs(tmp_path: Path, change: Any,
     planned = experiment(rounds=1)
     fedstill.run(planned, execution=HERE, folder=tmp_path / "run", pictures=False)
     before = contents(tmp_path / "run")
-    with pytest.raises(RunFolderError, match="cannot go on with other values") as refused:
+    with pytest.raises(RunFolderError, match="cannot be resumed with other values") as refused:
         fedstill.run(change(planned), execution=HERE, folder=tmp_path / "run", resume=True)
     assert said in str(refused.value)
     assert contents(tmp_path / "run") == before
@@ -245,7 +247,7 @@ def test_the_command_reads_such_folders_and_says_how_to_go_on(tmp_path: Path) ->
     assert refused.code == 2 and "begun from Python" in refused.err
     recipe = write_recipe(tmp_path / "recipe")
     command("run", recipe, "run.rounds=1", "--out", tmp_path / "r")
-    with pytest.raises(RunFolderError, match="holds the run of a recipe; go on with `fedstill res"):
+    with pytest.raises(RunFolderError, match="holds the run of a recipe; continue it with `fe"):
         fedstill.run(experiment(), execution=HERE, folder=tmp_path / "r", resume=True)
     assert fedstill.read(tmp_path / "r").model().weights is not None
 

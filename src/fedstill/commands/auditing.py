@@ -36,14 +36,14 @@ app = typer.Typer(
 Recipes = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file, or a run folder.")
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for what is found.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the findings.")]
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="LABEL", help="This method of the recipe only; may be repeated."),
 ]
 
 
-@app.command(short_help="Guess who was in the training data, by shadow runs.")
+@app.command(short_help="Guess who was in the training data, with shadow runs.")
 def membership(
     recipe: Recipes,
     overrides: Overrides = None,
@@ -66,7 +66,7 @@ def membership(
         ),
     ] = 2000,
     together: Annotated[
-        int, typer.Option(metavar="N", help="Shadows that are played as one federation.", min=1)
+        int, typer.Option(metavar="N", help="Shadows that run together as one federation.", min=1)
     ] = 16,
     delta: Annotated[
         float, typer.Option(metavar="DELTA", help="Delta of the lower bound of epsilon.")
@@ -87,10 +87,10 @@ def membership(
     quiet: Quiet = False,
     form: Listing = Form.table,
 ) -> None:
-    """Guess who was in the training data, by shadow federations (LiRA); goes on where it stopped.
+    """Guess who was in the training data, with shadow federations (LiRA); can be continued.
 
-    Every method of the recipe is attacked by all that it shows: models, weights and synthetic sets
-    that are sent. See docs/audits.md.
+    Every method of the recipe is attacked through everything that it reveals: models, weights and
+    synthetic sets that are sent. See docs/audits.md.
     """
     from dataclasses import asdict
 
@@ -133,7 +133,7 @@ def membership(
     _tell(result, folder, form)
 
 
-@app.command(short_help="Play the privacy mechanisms many thousand times.")
+@app.command(short_help="Run the privacy mechanisms many thousand times.")
 def mechanism(
     epsilon: Annotated[
         list[float] | None,
@@ -153,10 +153,10 @@ def mechanism(
     quiet: Quiet = False,
     form: Listing = Form.table,
 ) -> None:
-    """Play the privacy mechanisms' own code many thousand times, with and without one record.
+    """Run the privacy mechanisms' own code many thousand times, with and without one record.
 
-    What is shown lies just below the ledger's epsilon where the code is right. A copy with a tenth
-    of the noise must be caught.
+    If the code is right, the lower bound is just below the ledger's epsilon. A copy with a tenth of
+    the noise must be caught.
     """
     from fedstill.audit import mechanism as attack
 
@@ -196,7 +196,7 @@ def canaries(
 ) -> None:
     """Plant canaries in one run of a recipe, or of a run's recipe, and guess which were there.
 
-    A private run is also played without noise, which must be caught.
+    A private run is repeated without noise, which must be caught.
     """
     from fedstill.audit import canaries as attack
     from fedstill.audit.membership import Controls, Subject, controls

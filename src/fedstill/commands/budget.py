@@ -27,7 +27,7 @@ def privacy(
     quick: Quick = False,
     form: Listing = Form.table,
 ) -> None:
-    """Tell what a run has spent of its privacy budget, or what a recipe would, with what noise."""
+    """Show what a run has spent of its privacy budget, or what a recipe would, and the noise."""
     if target.is_dir():
         told = [of_run(target)]
     else:

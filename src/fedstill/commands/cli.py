@@ -45,24 +45,24 @@ COMMANDS: dict[Callable[..., None], str] = {
     demonstration.demo: "Six methods on embedded digits, tables and a report; half a minute.",
     starting.init: "Write a recipe to start from.",
     running.run: "Run a recipe: its methods, for every seed and swept value.",
-    running.resume: "Go on from the last checkpoint, as if there had been no stop.",
+    running.resume: "Continue a run from its last checkpoint.",
     running.export: "Write a model of a run as files that plain PyTorch loads.",
     looking.compare: "Compare runs: one table, mean and spread over seeds.",
-    looking.curves: "Show accuracy by round, and all that was sent so far.",
+    looking.curves: "Show accuracy by round, and the traffic so far.",
     looking.matrix: "Show each client's model on each client's test set.",
     reporting.report: "Write one HTML file: tables, curves, images, recipe.",
-    reporting.view: "Show the report live while runs go on, on this machine alone.",
+    reporting.view: "Show the report live while runs go on, on this machine only.",
     looking.methods: "List the methods.",
-    looking.show: "Show a method: its steps, what is remembered, what travels.",
-    data.data: "List the data sets; with a recipe, what its clients hold.",
-    data.shift: "Measure how far apart clients' data are.",
-    budget.privacy: "Tell what a run spent of its privacy budget, or a recipe would.",
+    looking.show: "Show a method: its steps, states and messages.",
+    data.data: "List the data sets, or show how a recipe splits its data.",
+    data.shift: "Measure how different clients' data are.",
+    budget.privacy: "Show what a run spent of its privacy budget, or a recipe would.",
     measuring.bench: "Measure how fast fedstill is on this machine.",
-    ledger.ledger: "Papers' printed numbers beside those of our runs.",
+    ledger.ledger: "Compare papers' printed numbers with those of runs.",
 }
 for command, line in COMMANDS.items():
     app.command(short_help=line)(command)
-app.add_typer(auditing.app, name="audit", short_help="Attack what privacy promises.")
+app.add_typer(auditing.app, name="audit", short_help="Attack a run to test its privacy guarantee.")
 for name, group in deploying.GROUPS.items():
     app.add_typer(group, name=name)
 
@@ -74,8 +74,8 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback(
-    epilog="Begin with fedstill demo. Then fedstill init writes a recipe, fedstill run recipe.toml "
-    "plays it, and fedstill report runs/NAME shows what came out."
+    epilog="Start with fedstill demo. Then fedstill init writes a recipe, fedstill run recipe.toml "
+    "runs it, and fedstill report runs/NAME shows the results."
 )
 def options(
     _: Annotated[
@@ -85,10 +85,13 @@ def options(
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also the notes of runs, and where a refusal arose.")
+        bool,
+        typer.Option(
+            "--verbose", help="Also print the notes of runs, and the traceback of an error."
+        ),
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress and no results on the screen.")
+        bool, typer.Option("--quiet", help="Print neither progress nor results.")
     ] = False,
 ) -> None:
     """Federated learning by distillation: every method on the same data with one command."""
@@ -204,5 +207,5 @@ def main() -> None:
         typer.echo(listings.refusal(error), err=True)
         told = SPEECH.verbose or isinstance(error.__cause__, FedstillError)
         if isinstance(error, StepError) and not told:
-            typer.echo("where it arose: fedstill --verbose, then the same words", err=True)
+            typer.echo("for the traceback, run the same command with fedstill --verbose", err=True)
         raise SystemExit(2) from None

@@ -97,7 +97,7 @@ def shift(
     data_dir: DataDir = None,
     quick: Quick = False,
     most: Annotated[
-        int, typer.Option(metavar="N", help="Examples of each client that are compared.", min=2)
+        int, typer.Option(metavar="N", help="Examples of each client to compare.", min=2)
     ] = 100,
     picture: Annotated[
         Path | None,
@@ -108,12 +108,12 @@ def shift(
         typer.Option(
             callback=check_picture,
             metavar="FILE",
-            help="Draw to this file how often each brightness occurs.",
+            help="Draw histograms of brightness to this file.",
         ),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Look with the server's network as this run left it."),
+        typer.Option(metavar="DIR", help="Use the features of this run's final server network."),
     ] = None,
     into: Annotated[
         Path | None,
@@ -121,7 +121,7 @@ def shift(
     ] = None,
     form: Listing = Form.table,
 ) -> None:
-    """Measure how far apart clients' data are, before and after distillation."""
+    """Measure how different clients' data are, before and after distillation."""
     from fedstill import recipe as config
     from fedstill.commands import shift as shifts
 

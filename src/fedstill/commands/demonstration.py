@@ -34,9 +34,11 @@ def demo(
         "runs/demo"
     ),
     show: Annotated[
-        bool, typer.Option(help="Open the report at the end, where there is a desktop.")
+        bool, typer.Option(help="Open the report at the end, if there is a desktop.")
     ] = True,
-    quick: Annotated[bool, typer.Option("--quick", help="Less of everything, in seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smaller demo that takes seconds.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Six methods on five embedded domains of digits: tables and a report in half a minute."""

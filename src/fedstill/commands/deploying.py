@@ -13,7 +13,9 @@ import typer
 from fedstill.commands.options import Overrides
 
 deploy = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make, run and watch a deployment."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Create, run and watch a deployment between sites.",
 )
 site = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Take part in a deployment as a site."
@@ -24,11 +26,11 @@ peer = typer.Typer(
 GROUPS = {"deploy": deploy, "site": site, "peer": peer}
 
 Out = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
-Own = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that this site was sent.")]
+Own = Annotated[Path, typer.Argument(metavar="DIR", help="The invitation folder of this site.")]
 DataDir = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR", help="Folder with the files of public data, where a recipe has some."
+        metavar="DIR", help="Folder with the files of public data, if the recipe has some."
     ),
 ]
 
@@ -48,7 +50,7 @@ def _installed() -> Iterator[None]:
         ) from error
 
 
-@deploy.command(short_help="Make a coordinator's folder and an invitation for each site.")
+@deploy.command(short_help="Create a coordinator's folder and an invitation for each site.")
 def make(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a .toml file.")],
     overrides: Overrides = None,
@@ -59,12 +61,12 @@ def make(
         list[str] | None,
         typer.Option(
             metavar="NAME=HOST:PORT",
-            help="Without a coordinator: where a peer listens; repeat it for each that can.",
+            help="Without a coordinator: where a peer listens; repeat it for each peer that can.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder.")] = Path("deployment"),
     only: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Which method, where a recipe has several.")
+        str | None, typer.Option(metavar="LABEL", help="Which method, if the recipe has several.")
     ] = None,
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long sites have to answer a step.")
@@ -73,7 +75,7 @@ def make(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="How long all have to be there, and for the steps before round 1.",
+            help="How long all sites have to connect, and for the steps before round 1.",
         ),
     ] = 600.0,
     gone: Annotated[
@@ -84,7 +86,7 @@ def make(
         int, typer.Option(metavar="N", help="Sites that must answer each step.", min=0)
     ] = 1,
 ) -> None:
-    """Make a deployment of a recipe: a coordinator's folder and an invitation for each site."""
+    """Create a deployment from a recipe: a coordinator's folder and an invitation per site."""
     with _installed():
         from fedstill import recipe as config
         from fedstill.deploy import folder as folders
@@ -128,12 +130,14 @@ def _addresses(pairs: list[str], address: str) -> dict[str, str]:
 @deploy.command()
 def sign(
     folder: Out,
-    requests: Annotated[list[Path], typer.Argument(metavar="SITE.csr", help="What sites sent.")],
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="SITE.csr", help="Requests from sites.")
+    ],
     days: Annotated[
         int, typer.Option(metavar="N", help="Days for which a certificate is valid.", min=1)
     ] = 365,
 ) -> None:
-    """Sign the requests of sites; their keys never leave them."""
+    """Sign the sites' certificate requests; their keys never leave them."""
     with _installed():
         from fedstill.deploy import folder as folders
         from fedstill.deploy.place import spoken
@@ -147,7 +151,7 @@ def sign(
         )
 
 
-@deploy.command(short_help="Run the coordinator, or go on after a stop.")
+@deploy.command(short_help="Run the coordinator, or continue after a stop.")
 def start(folder: Out, data_dir: DataDir = None) -> None:
     """Run the coordinator, from the beginning or from where it was stopped or killed."""
     with _installed():
@@ -161,17 +165,15 @@ def start(folder: Out, data_dir: DataDir = None) -> None:
     typer.echo(f"done → {found}")
 
 
-@deploy.command(short_help="Write what Flower needs to carry a deployment.")
+@deploy.command(short_help="Write the files to run a deployment over Flower.")
 def flower(
     folder: Out,
     port: Annotated[
         int,
-        typer.Option(
-            metavar="PORT", help="Where the SuperLink listens, on this machine alone.", min=1
-        ),
+        typer.Option(metavar="PORT", help="Port of the SuperLink, on this machine only.", min=1),
     ] = 8000,
 ) -> None:
-    """Write what Flower needs to carry a deployment: app, keys, commands, filter for nginx."""
+    """Write the files to run a deployment over Flower: app, keys, commands, nginx filter."""
     with _installed():
         from fedstill.deploy import flower as flowers
 
@@ -184,21 +186,23 @@ def flower(
 
 @deploy.command(short_help="Ask the coordinator to stop; it can be started again.")
 def stop(folder: Out) -> None:
-    """Ask the coordinator to stop; it can be started again and goes on exactly."""
+    """Ask the coordinator to stop; started again, it continues exactly where it was."""
     from fedstill.deploy.board import ask_to_stop
 
     ask_to_stop(folder / "coordinator" / "run")
     typer.echo(f"asked; go on with `fedstill deploy start {folder}`")
 
 
-@deploy.command(name="status", short_help="Who is in which step, last seen when, and bytes so far.")
+@deploy.command(
+    name="status", short_help="Show each site's step, when it was last seen, and its traffic."
+)
 def deploy_status(
     folder: Out,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on showing it until the run has ended.")
+        bool, typer.Option("--watch", help="Keep showing it until the run has ended.")
     ] = False,
 ) -> None:
-    """Who is in which step, when each was last seen, and how many bytes went."""
+    """Show each site's step, when it was last seen, and how many bytes it sent and received."""
     from rich.console import Console
     from rich.live import Live
 
@@ -238,7 +242,7 @@ def _table(board: Any) -> Any:
     return table
 
 
-@site.command(short_help="See what will leave this site, agree, and make its key.")
+@site.command(short_help="See what will leave this site, agree, and create its key.")
 def join(
     folder: Own,
     data: Annotated[
@@ -251,22 +255,25 @@ def join(
     allow_examples: Annotated[
         bool,
         typer.Option(
-            "--allow-examples", help="Take part though the method shows examples to others."
+            "--allow-examples", help="Take part even if the method sends examples to others."
         ),
     ] = False,
     tell_counts: Annotated[
-        bool, typer.Option("--tell-counts", help="Say how many examples of each class there are.")
+        bool,
+        typer.Option(
+            "--tell-counts", help="Tell the coordinator how many examples of each class there are."
+        ),
     ] = False,
     most_acts: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Answer at most so many different requests.  [default: twice the recipe's steps]",
+            help="Answer at most this many requests.  [default: twice the recipe's steps]",
         ),
     ] = None,
     most_epsilon: Annotated[
         float | None,
-        typer.Option(metavar="EPSILON", help="The most that a run may spend of privacy."),
+        typer.Option(metavar="EPSILON", help="Refuse runs that spend more privacy than this."),
     ] = None,
     most_delta: Annotated[
         float | None,
@@ -277,7 +284,7 @@ def join(
         str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:0.")
     ] = "auto",
 ) -> None:
-    """See what will leave this site, agree to it, and make a key that stays here."""
+    """See what will leave this site, agree to it, and create a key that stays here."""
     with _installed():
         from fedstill.deploy import site as sites
         from fedstill.deploy.place import own_data, spoken
@@ -357,7 +364,7 @@ def _held(name: str, found: Any) -> str:
 
 @site.command()
 def check(folder: Own) -> None:
-    """Look at this site's data and certificate; nothing is connected."""
+    """Check this site's data and certificate, without connecting."""
     with _installed():
         from fedstill.core.errors import SiteError
         from fedstill.deploy import site as sites
@@ -384,12 +391,12 @@ def site_start(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="How long a coordinator that went away is called again.",
+            help="How long to try to reach a coordinator that went away.",
             min=1,
         ),
     ] = 3600,
 ) -> None:
-    """Answer the coordinator until the run is over; calls again whenever the line is lost."""
+    """Answer the coordinator until the run is over; reconnects when the connection is lost."""
     with _installed():
         from fedstill.deploy import flower as flowers
         from fedstill.deploy import site as sites
@@ -406,7 +413,7 @@ def site_start(
 
 @site.command(name="status")
 def site_status(folder: Own) -> None:
-    """What this site has answered so far, and how many bytes left it."""
+    """Show what this site has answered, and how many bytes left it."""
     with _installed():
         from fedstill.deploy import site as sites
         from fedstill.deploy.folder import read_deployment
@@ -424,7 +431,7 @@ def site_status(folder: Own) -> None:
     typer.echo(f"last: {last['at']} round {last['round'] or '-'} {last['asked']}: {last['said']}")
 
 
-@peer.command(name="start", short_help="Take part, from the beginning or from the last checkpoint.")
+@peer.command(name="start", short_help="Take part, from the start or from the last checkpoint.")
 def peer_start(folder: Own) -> None:
     """Take part without a coordinator, from the beginning or from where this peer was stopped."""
     with _installed():

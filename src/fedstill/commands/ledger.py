@@ -24,7 +24,7 @@ HOW = {"evaluate_every", "checkpoint_every", "keep_checkpoints", "pictures", "ca
 def ledger(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DIR", help="Run folders, or folders of them, that count too."),
+        typer.Argument(metavar="DIR", help="Run folders, or folders of them, to include."),
     ] = None,
     papers: Annotated[
         Path, typer.Option(metavar="DIR", help="The ledger: papers/*.toml and runs/*.json.")
@@ -38,7 +38,7 @@ def ledger(
     claims_only: Annotated[
         bool,
         typer.Option(
-            "--claims-only", help="The given runs count for claims alone, since they are short."
+            "--claims-only", help="Use the given runs for claims only, because they are short."
         ),
     ] = False,
     write: Annotated[
@@ -55,7 +55,7 @@ def ledger(
     ] = None,
     form: Listing = Form.table,
 ) -> None:
-    """Papers' printed numbers beside those of our runs: how far apart, and which claims hold."""
+    """Compare papers' printed numbers with those of runs: differences, and which claims hold."""
     from rich.console import Group
 
     from fedstill.report import ledger_page

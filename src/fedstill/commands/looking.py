@@ -58,7 +58,7 @@ def show(
     ] = 5000,
     form: Listing = Form.table,
 ) -> None:
-    """Show a method: plan, what is remembered, what travels, floats a round."""
+    """Show a method: its steps, states, messages and floats per round."""
     from fedstill import recipe as config
     from fedstill.commands import show as shows
     from fedstill.core.errors import RecipeError
@@ -206,7 +206,7 @@ def curves(
         ),
     ] = None,
 ) -> None:
-    """Show accuracy by round, with all that was sent so far, once per sender and per receiver."""
+    """Show accuracy by round and the traffic so far, counted per sender and per receiver."""
     from fedstill.report.curves import logged_rows, rows
 
     runs, unfinished = finished_runs(folders)

@@ -15,12 +15,16 @@ from fedstill.commands.options import Listing
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Pieces of work, or all; the usual four by default."),
+        typer.Argument(
+            metavar="NAME", help="Benchmarks to run, or all; the usual four by default."
+        ),
     ] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:0.")
     ] = "auto",
-    repeat: Annotated[int, typer.Option(metavar="N", help="Repetitions that count.", min=1)] = 5,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", help="Repetitions that are measured.", min=1)
+    ] = 5,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the raw numbers.")] = Path(
         "runs/bench"
     ),

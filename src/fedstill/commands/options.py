@@ -41,9 +41,7 @@ Listing = Annotated[Form, typer.Option("--format", help="How the listing is prin
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, only the result.")]
 Quick = Annotated[
     bool,
-    typer.Option(
-        "--quick", help="The recipe's small variant, for a first look: its table [quick]."
-    ),
+    typer.Option("--quick", help="Use the recipe's small variant, from its table [quick]."),
 ]
 DataDir = Annotated[
     Path | None,

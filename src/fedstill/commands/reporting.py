@@ -45,13 +45,13 @@ def view(
     folders: RunFolders,
     port: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Port that a browser opens; 0 takes a free one.", min=0, max=65535
-        ),
+        typer.Option(metavar="N", help="Port to listen on; 0 takes a free one.", min=0, max=65535),
     ] = 0,
     seconds: Annotated[
         float | None,
-        typer.Option("--for", metavar="SECONDS", help="End after these.  [default: with Ctrl-C]"),
+        typer.Option(
+            "--for", metavar="SECONDS", help="Stop after this time.  [default: with Ctrl-C]"
+        ),
     ] = None,
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Its heading.  [default: the recipe's name]")

@@ -38,7 +38,7 @@ def run(
     going_on: Annotated[
         bool,
         typer.Option(
-            "--continue", help="Keep what has finished, go on with what was broken, run the rest."
+            "--continue", help="Keep finished runs, resume interrupted ones, run the rest."
         ),
     ] = False,
     select: Annotated[
@@ -55,14 +55,12 @@ def run(
             metavar="TRIALS", min=1, help="Search the swept values and ranges with Optuna."
         ),
     ] = None,
-    parallel: Annotated[
-        int, typer.Option(metavar="N", min=1, help="So many runs beside each other.")
-    ] = 1,
+    parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Run this many at a time.")] = 1,
     listing: Annotated[
         bool, typer.Option("--list", help="Print a command for each run instead of running.")
     ] = False,
     cell: Annotated[
-        int | None, typer.Option(metavar="I", min=0, help="Run this cell of the grid alone.")
+        int | None, typer.Option(metavar="I", min=0, help="Run only this cell of the grid.")
     ] = None,
     data_dir: DataDir = None,
     quick: Quick = False,
@@ -105,15 +103,15 @@ def resume(
     overrides: Overrides = None,
     data_dir: DataDir = None,
     parallel: Annotated[
-        int, typer.Option(metavar="N", min=1, help="So many runs of a grid beside each other.")
+        int, typer.Option(metavar="N", min=1, help="Run this many of a grid at a time.")
     ] = 1,
     quiet: Quiet = False,
 ) -> None:
-    """Go on from the last checkpoint, exactly as if the run had not stopped.
+    """Continue from the last checkpoint, exactly as if the run had not stopped.
 
-    Of a grid, finished runs are kept, broken ones resumed, and the rest begun.
+    In a grid, finished runs are kept, interrupted ones resumed, the rest started.
 
-    More rounds may be asked for: fedstill resume DIR run.rounds=20
+    A run can be given more rounds: fedstill resume DIR run.rounds=20
     """
     from fedstill.logbook.reader import GRID_FILE
     from fedstill.runs import grid as of_runs
@@ -147,9 +145,7 @@ def export(
     ] = None,
     round: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Of a round whose checkpoint was kept.  [default: the last]"
-        ),
+        typer.Option(metavar="N", help="A round whose checkpoint was kept.  [default: the last]"),
     ] = None,
 ) -> None:
     """Write a model of a run as files that plain PyTorch loads."""

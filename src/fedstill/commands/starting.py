@@ -31,7 +31,7 @@ def init(
         str | None, typer.Option(metavar="NAME", help="A data set. See fedstill data.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Split the data among so many clients.")
+        int | None, typer.Option(metavar="N", min=1, help="Split the data among this many clients.")
     ] = None,
     alpha: Annotated[
         float | None,
@@ -41,17 +41,19 @@ def init(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A network.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How many rounds are played.")
+        int | None, typer.Option(metavar="N", min=1, help="Number of rounds.")
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option("--from", metavar="NAME", help="A recipe that comes with fedstill instead."),
+        typer.Option(
+            "--from", metavar="NAME", help="Copy a recipe that comes with fedstill instead."
+        ),
     ] = None,
     listing: Annotated[
         bool, typer.Option("--list", help="List the recipes that come with fedstill.")
     ] = False,
 ) -> None:
-    """Write a recipe to start from: by options, by a few questions, or one that comes with us."""
+    """Write a recipe to start from: by options, by a few questions, or a copy of a built-in one."""
     if listing:
         for name in recipe_names():
             typer.echo(name)

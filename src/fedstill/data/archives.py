@@ -26,7 +26,7 @@ from fedstill.data.sites import Examples
 LARGEST_ARRAY = 4 * 2**30  # bytes; a file that declares more is refused before memory is taken
 FORM = (
     "such a file holds train_images (uint8 or floats, [N, H, W] or [N, H, W, 3]) and train_labels "
-    "(whole numbers [N] from 0 on), and the same for test"
+    "(integers [N] from 0), and the same for test"
 )
 
 Arrays = dict[str, NDArray[np.generic]]

@@ -172,7 +172,7 @@ def device_faults(name: str) -> list[str]:
     except RuntimeError:
         return [f"device = {name!r}: use auto, cpu, cuda or cuda:0"]
     if device.type == "cuda" and not torch.cuda.is_available():
-        return [f"device = {name!r}, but no CUDA device is here; use auto or cpu"]
+        return [f"device = {name!r}, but there is no CUDA device; use auto or cpu"]
     return []
 
 

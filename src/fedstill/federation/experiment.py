@@ -133,7 +133,7 @@ class Experiment:
         if mixed and self.method.one_network and not unfit:
             yield (
                 f"networks: {name} averages one network, but the clients' networks differ; give "
-                "everybody the same one, or use a method for mixed networks"
+                "all clients the same one, or use a method for mixed networks"
             )
         yield from self._misfits_among_clients(name)
         if self.privacy is not None:

@@ -43,12 +43,12 @@ def check_free(folder: Path) -> None:
     """Refuse a folder that holds anything but the leftovers of a run that never began."""
     if (folder / "recipe.toml").exists():
         raise RunFolderError(
-            f"{folder} already holds a run; go on with `fedstill resume {folder}`, "
+            f"{folder} already holds a run; continue it with `fedstill resume {folder}`, "
             "or give another folder with --out"
         )
     if description_in(folder) is not None:
         raise RunFolderError(
-            f"{folder} already holds a run; go on with `fedstill.run(…, resume=True)`, "
+            f"{folder} already holds a run; continue it with `fedstill.run(…, resume=True)`, "
             "or give another folder"
         )
     with writing(folder):

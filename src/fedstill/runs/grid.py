@@ -94,7 +94,7 @@ def check_free(cells: Sequence[Cell], out: Path) -> None:
     for cell in cells:
         if cell.begun and cell.folder != out:
             raise RunFolderError(
-                f"{cell.folder} already holds a run; go on with the whole by --continue or by "
+                f"{cell.folder} already holds a run; continue the grid with --continue or with "
                 f"`fedstill resume {out}`, or give another folder with --out"
             )
         folders.check_free(cell.folder)

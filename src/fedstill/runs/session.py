@@ -339,8 +339,8 @@ def _before(folder: Path) -> str:
     path = folder / "experiment.json"
     if not path.exists():
         raise RunFolderError(
-            f"{folder} holds the run of a recipe; go on with `fedstill resume {folder}`, or give "
-            "another folder"
+            f"{folder} holds the run of a recipe; continue it with `fedstill resume {folder}`, or "
+            "give another folder"
         )
     folders.check_version(folder)
     return path.read_text(encoding="utf-8")
@@ -370,6 +370,6 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
             else ""
         )
         raise RunFolderError(
-            f"{folder} cannot go on with other values: {'; '.join(changed)}. Only {free}, devices "
-            f"and what is written may change{why}; run other ones in a new folder"
+            f"{folder} cannot be resumed with other values: {'; '.join(changed)}. Only {free}, "
+            f"devices and what is written may change{why}; for other values use a new folder"
         )
