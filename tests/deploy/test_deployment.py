@@ -466,6 +466,8 @@ def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Mad
     summary = json.loads((folder / "summary.json").read_text())["privacy"]
     assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
     assert not any("simulated" in line for line in summary["limits"])
+    told = CliRunner().invoke(app, ["privacy", str(folder)]).output
+    assert "noise is normal in floating point" in told and "simulated" not in told
     keys = {(consortium.invitation(name) / "run" / "noise.key").read_bytes() for name in NAMES}
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
 

@@ -57,7 +57,7 @@ def of_run(folder: Path) -> dict[str, Any]:
     """What the ledger of a run folder says."""
     from fedstill.core.errors import RunFolderError
     from fedstill.logbook.reader import read_run
-    from fedstill.privacy.privacy import Privacy
+    from fedstill.privacy.privacy import SIMULATED, Plan, Privacy
 
     run = read_run(folder, unfinished=True)
     asked = run.recipe.get("privacy")
@@ -68,7 +68,10 @@ def of_run(folder: Path) -> dict[str, Any]:
         )
     known = {key: value for key, value in asked.items() if key != "plan"}
     done = "" if run.summary else ", not finished"
-    return told(Privacy(**known), run.privacy, f"{folder}{done}: spent")
+    # What a run said of its noise at its beginning: at sites it is made with keys of their own.
+    said = [note.text for note in run.notes if note.kind == "privacy"]
+    secret = Plan({}, {}, secret=bool(said) and SIMULATED not in said)
+    return told(Privacy(**known, plan=secret), run.privacy, f"{folder}{done}: spent")
 
 
 def of_recipe(recipe: Recipe) -> dict[str, Any]:
