@@ -472,6 +472,39 @@ def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Mad
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            ("method.start=noise",),
+            r"data\.mean and data\.std are missing: sites would be normalised",
+        ),
+        (
+            ("data.mean=[0.5]", "data.std=[0.5]"),
+            r'its step synthesize: start = "real" shows private',
+        ),
+    ],
+    ids=["by its own statistics", "from real images"],
+)
+def test_what_no_site_could_keep_private_is_not_made_a_deployment(
+    make: Made, changes: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises((RecipeError, BadValue), match=says):
+        make("privacy.epsilon=8", *changes, method="feddm")
+    assert not (tmp_path / "consortium").exists()
+
+
+def test_a_site_that_could_not_keep_its_own_records_private_is_not_called_ready(make: Made) -> None:
+    constants = ("data.mean=[0.5]", "data.std=[0.5]")
+    consortium = make("privacy.epsilon=8", "privacy.delta=0.05", *constants)
+    consortium.join("west")
+    place = consortium.invitation("west")
+    said = CliRunner().invoke(app, ["site", "check", str(place)])
+    assert "ready" not in said.output
+    assert "must be below one over the records of a client, but west has" in str(said.exception)
+    assert not (place / "run").exists()
+
+
 def test_a_full_disk_leaves_no_half_of_a_key_and_is_said_in_words(
     make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -375,6 +375,7 @@ def check(folder: Own) -> None:
         typer.echo(f"  {note}")
     if wrong:
         raise SiteError("\n".join(wrong))
+    sites.check_noise(invited)
     typer.echo(f"ready: fedstill {'site' if invited.deployment.address else 'peer'} start {folder}")
 
 

@@ -28,6 +28,7 @@ from fedstill.deploy.place import (
     agreed_digest,
     check,
     check_for_peers,
+    check_private,
     names_of,
     networks,
     spoken,
@@ -105,7 +106,9 @@ def make(
         raise SiteError(f"{out} holds other things; a deployment needs a folder of its own")
     models, _ = networks(recipe)  # refuses networks that nobody could build
     shape = next(iter(models.values())).shape
-    digest = agreed_digest(recipe, load_public(recipe, shape))
+    public = load_public(recipe, shape)
+    check_private(recipe, public)
+    digest = agreed_digest(recipe, public)
     run = f"{safe(recipe.run.name)}-{secrets.token_hex(4)}"
     with writing(out):
         return _made(out, recipe, run, digest, address, addresses or {}, patience or Patience())

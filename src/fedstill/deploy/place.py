@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
+from fedstill.core.data import Data
 from fedstill.core.errors import RecipeError, SiteError
 from fedstill.core.model import Model
 from fedstill.core.names import installed_alone
 from fedstill.core.records import NodeId
 from fedstill.data import Collection, Unlabelled
 from fedstill.engines.execution import Execution
-from fedstill.federation.budget import calibrated
+from fedstill.federation.budget import calibrated, planned
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party, Population, public_on
@@ -82,6 +85,13 @@ def faults(recipe: Recipe) -> list[str]:
             "data.virtual: at sites virtual data are made without noise, so they cannot stand "
             "beside a table [privacy]; leave one of them out"
         )
+    options = {"mean", "std"} <= data.options.keys()
+    if recipe.privacy is not None and data.mean is None and not options:
+        lines.append(
+            "data.mean and data.std are missing: sites would be normalised by the exact mean and "
+            "deviation of their records, which every image shows; with [privacy] give constants, "
+            "e.g. data.mean = [0.5] and data.std = [0.5]"
+        )
     if recipe.federation.clock is not None:
         lines.append("federation.clock: sites take the time that they take; leave it out")
     if recipe.run.scores == "cross":
@@ -108,6 +118,20 @@ def check_for_peers(recipe: Recipe) -> None:
             "privacy: peers that come back play their last round again with what they hear then, "
             "which would show their noise; use a deployment with a coordinator"
         )
+
+
+def check_private(recipe: Recipe, public: Unlabelled | None) -> None:
+    """Refuse a method that cannot be private at any site: it is rehearsed with blank examples."""
+    if recipe.privacy is None:
+        return
+    models, server = networks(recipe)
+    me, own = next(iter(models.items()))
+    blank = Data.of(torch.zeros(own.classes, *own.shape), torch.arange(own.classes))
+    here = {me: Party(blank, blank, own)}
+    seen = OnePlace(models, server, parties=here, public=public_on(public, "cpu"))
+    execution = execution_of(replace(recipe, run=replace(recipe.run, device="cpu")))
+    with execution.applied({server, *models.values()}):
+        planned(experiment_of(recipe, seen), execution)
 
 
 def names_of(recipe: Recipe) -> list[NodeId]:

@@ -97,6 +97,18 @@ def checked(folder: Path) -> tuple[Invited, Collection, list[str]]:
     return invited, found, wrong
 
 
+def check_noise(invited: Invited) -> None:
+    """Refuse what cannot be private with this site's own data, as the start would."""
+    if invited.recipe.privacy is None:
+        return
+    own, _ = folders.read_own(invited.folder)
+    with placed(
+        invited.recipe, invited.deployment.name, invited.folder, path=own.data,
+        data_dir=own.data_dir, device=own.device, key=secrets.token_bytes(32),
+    ):  # fmt: skip
+        return
+
+
 def credentials_of(invited: Invited) -> Credentials:
     """A site's key and certificates."""
     return folders.credentials(invited.folder, invited.deployment)
