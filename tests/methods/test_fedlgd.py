@@ -169,6 +169,11 @@ def test_the_global_set_changes_in_rounds_1_and_6_and_own_sets_in_round_6_alone(
     assert common == [r in (1, 6) for r in range(1, 8)]
 
 
+def test_own_sets_are_refined_from_the_second_round_on_where_every_round_refines() -> None:
+    sets = sets_by_round(FedLGD(**{**SMALL, "refine_every": 1}), pictures(), 2)
+    assert [not torch.equal(sets[r][0], sets[r - 1][0]) for r in (1, 2)] == [False, True]
+
+
 def test_clients_lean_on_the_global_set_only_in_rounds_without_refinement() -> None:
     LEANT.clear()
     # Three clients, 6 + 9 + 9 own images and 6 common ones each, in batches of four.
