@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedstill.core import Batch, algebra, trees
 from fedstill.core.seeds import generator
+from fedstill.methods.feddm import Up
 from fedstill.models import MLP
 from fedstill.parts.class_tables import ClassTable
 from fedstill.parts.opinions import mean_over_speakers
@@ -23,6 +24,7 @@ from fedstill.parts.robust import (
     squared_distances,
     trimmed,
 )
+from fedstill.parts.sent_sets import believed_sets
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 ROBUST = RULES[1:]
@@ -197,3 +199,29 @@ def test_a_set_whose_labels_were_turned_is_left_out_class_by_class() -> None:
     sets["e"] = Batch(sets["e"].x[:2], torch.tensor([0, 0]))  # images of 0 as 0: all is well
     kept = believed(sets, model, weights, Aggregation("multi_krum", byzantine=0))
     assert all(bool(mask.all()) for mask in kept.values())
+
+
+def test_sets_are_all_taken_for_a_mean_and_only_those_believed_by_a_robust_rule() -> None:
+    model, rng = MLP((4,), 2, hidden=(8,)), generator(5)
+    centres, labels = 3 * torch.eye(4)[:2], torch.tensor([0, 0, 1, 1])
+    counts = torch.tensor([5.0, 5.0, 7.0, 7.0])
+    sent = {
+        name: Up(centres[labels] + 0.1 * torch.randn(4, 4, generator=rng), labels, counts)
+        for name in "abcde"
+    }
+    sent["d"] = sent["d"].replace(images=sent["d"].images * torch.tensor([1, 1, 1, 50]).view(4, 1))
+    sent["e"] = sent["e"].replace(labels=1 - labels)
+    weights = model.init(0)
+    assert believed_sets(sent, model, weights, Aggregation("mean")) == sent
+    found = believed_sets(sent, model, weights, Aggregation("multi_krum", byzantine=1))
+    assert [*found] == ["a", "b", "c", "d", "e"]
+    # Of class 1 d lies furthest, of class 0 e: each is left with its other class.
+    assert found["a"].labels.tolist() == [0, 0, 1, 1]
+    assert (found["d"].labels.tolist(), found["d"].counts.tolist()) == ([0, 0], [5.0, 5.0])
+    assert torch.equal(found["d"].images, sent["d"].images[:2])
+    assert found["e"].labels.tolist() == [1, 1]
+    alone = {name: up for name, up in sent.items() if name != "d"}
+    alone["f"] = sent["a"]
+    assert [*believed_sets(alone, model, weights, Aggregation("multi_krum", byzantine=1))] == [
+        "a", "b", "c", "f",
+    ]  # fmt: skip
