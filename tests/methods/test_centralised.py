@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from fedstill.core import Data
 from fedstill.core.node import SERVER
 from fedstill.federation.population import Party
-from fedstill.methods.centralised import Centralised
+from fedstill.methods.centralised import Centralised, stretches
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.local import Local
 from worlds import World, engine_for, pictures, played, vectors
@@ -76,3 +77,14 @@ def test_only_the_rows_that_a_client_holds_are_handed_over() -> None:
     engine, _ = played(Centralised(), World(halves, model), rounds=1)
     handed = torch.cat([sent.stored for sent in engine.states[SERVER].pools])
     assert torch.equal(handed, pool.take(torch.arange(17)).x)
+
+
+@pytest.mark.parametrize(
+    ("given", "fits"),
+    [((), True), ((3, 1, 1), True), ((1,), True), ((8, 8), True), ((3, 8, 8), True),
+     ((2, 1, 1), False), ((3,), False), ((1, 3, 8, 8), False)],
+)  # fmt: skip
+def test_statistics_stretch_to_an_example_as_torch_does(given: tuple[int, ...], fits: bool) -> None:
+    assert stretches(torch.zeros(given), (3, 8, 8)) == fits
+    if fits:
+        assert torch.broadcast_to(torch.zeros(given), (3, 8, 8)).shape == (3, 8, 8)

@@ -35,6 +35,12 @@ def examples(count: int = 4, name: str = "images") -> Batch:
 # The distance
 
 
+def test_rows_that_are_next_to_nothing_point_nowhere() -> None:
+    # The reference adds 1e-6 to the product of lengths, here 1e-4 · 1e-2: the cosine counts half.
+    left, right = torch.tensor([[1e-4, 0.0]]), torch.tensor([[1e-2, 0.0]])
+    assert float(gradient_distance({"w": left}, {"w": right})) == pytest.approx(1 - 1 / 2, abs=1e-4)
+
+
 def test_gradients_that_differ_by_a_positive_factor_in_each_row_are_at_no_distance() -> None:
     left = {"w": torch.randn(3, 2, 2, 2, generator=generator(0)).double()}
     factors = torch.tensor([0.5, 2.0, 100.0]).double().reshape(3, 1, 1, 1)
