@@ -146,6 +146,20 @@ class Unheard(FedAvg):
         return [self.broadcast, self.aggregate]
 
 
+class Unread(FedAvg):
+    """Nobody reads what its clients send."""
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.broadcast, self.update]
+
+
+class Shouting(FedAvg):
+    """Says at once again what nobody has read."""
+
+    def each_round(self) -> Sequence[Step]:
+        return [self.broadcast, self.broadcast, self.update, self.aggregate]
+
+
 class Silent(FedAvg):
     """Has a step without words."""
 
@@ -356,6 +370,8 @@ class Exploding(FedAvg):
 
 WRONG: list[tuple[type[Method], str, str]] = [
     (Unheard, "plan", "Unheard.aggregate reads Up, but the step before it, broadcast, sends Down"),
+    (Unread, "plan", "Unread.update sends Up to nobody: no step comes after it"),
+    (Shouting, "plan", "sends Down to nobody: the step after it, broadcast, reads nothing"),
     (Silent, "plan", "Silent.aggregate has no docstring"),
     (Wordless, "plan", "Bare, which Wordless.broadcast sends, has no docstring"),
     (Undocumented, "plan", "Undocumented has no docstring"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import FrozenInstanceError
 from difflib import get_close_matches
 
 LONGEST = 300  # characters of what another party says in words
@@ -63,7 +64,20 @@ class StepError(FedstillError):
         self.method, self.step, self.node, self.round = method, step, node, round
         super().__init__(
             f"{method}.{step} failed on {node} in round {round}: {type(cause).__name__}: {cause}"
+            f"{_advice(cause)}"
         )
+
+
+def _advice(cause: BaseException) -> str:
+    """What to do about mistakes that Python tells in its own words."""
+    if isinstance(cause, FrozenInstanceError):
+        return "; a record is not written into but replaced: node.state = node.state.replace(…)"
+    if isinstance(cause, AttributeError) and cause.obj is None:
+        return (
+            "; if it is a memory that is missing: what a party remembers before its first step, "
+            "client_state or server_state returns"
+        )
+    return ""
 
 
 def told(text: str, longest: int = LONGEST) -> str:

@@ -336,6 +336,11 @@ async def minimize(
     what a step needs of its batch whatever the value, without gradients; statistics that its
     network notes there are not kept. An engine may make it for the next steps while this one runs.
     """
+    if not hasattr(optimizer, "start"):
+        raise BadValue(
+            f"minimize takes an optimiser that is a value, such as SGD(0.1) or Adam(1e-3) of "
+            f"fedstill, not a {type(optimizer).__module__}.{type(optimizer).__name__}"
+        )
     body = Descent(objective, model, optimizer, project, mechanism, prepare)
     memory = optimizer.start(moved_part(start))
     carry: tuple[T, Any] = (start, memory)

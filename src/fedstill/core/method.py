@@ -221,6 +221,8 @@ class Method:
         if line := undecorated(type(self)):
             raise BadValue(line)
         wrong = ranges.faults(self) + list(self.faults())
+        if not isinstance(self.scored, Place):
+            wrong.append(f"scored = {self.scored!r}: must be Place.SERVER or Place.CLIENTS")
         if wrong:
             raise BadValue([f"{type(self).__name__}: {line}" for line in wrong])
         check_protocol(self)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from fedstill.core import seeds
 from fedstill.core.data import Data, Sealed
-from fedstill.core.errors import ProtocolError
+from fedstill.core.errors import BadValue, ProtocolError
 from fedstill.core.model import Model
 from fedstill.core.records import NodeId, Record
 from fedstill.core.release import Grant, Spending, Terms, Use
@@ -147,6 +147,12 @@ class Node(Generic[S]):
 
     def log(self, **numbers: float | Tensor) -> None:
         """Numbers for the logbook; a tensor of one element is moved to the host after the step."""
+        for name, number in numbers.items():
+            if not hasattr(number, "__float__"):
+                raise BadValue(f"log: {name} = {number!r}: must be a number, or a tensor of one")
+            if isinstance(number, Tensor) and number.numel() != 1:
+                came = f"a tensor of shape {list(number.shape)}"
+                raise BadValue(f"log: {name} is {came}; log one number, e.g. its mean")
         self.numbers.update(numbers)
 
     def reject(self, sender: NodeId, why: str) -> None:

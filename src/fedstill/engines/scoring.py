@@ -8,10 +8,13 @@ where the client is. That it is scored on others' tests too (crosswise) is a sim
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedstill.core.data import Data
+from fedstill.core.errors import BadValue, ProtocolError, StepError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import SERVER, Node
 from fedstill.core.records import NodeId
@@ -70,4 +73,21 @@ def score(
     method: Method, node: Node[Any], tests: Sequence[Data], metrics: Mapping[str, Metric]
 ) -> list[dict[str, float]]:
     """The metrics of a node's model on each test set."""
-    return measured(partial(method.predict, node), tests, metrics, apart=not node.model.by_example)
+
+    def predicted(x: Tensor) -> Tensor:
+        try:
+            return _checked(method.predict(node, x), len(x))
+        except (ProtocolError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            title = type(method).__name__
+            raise StepError(title, "predict", node.id, node.round, error) from error
+
+    return measured(predicted, tests, metrics, apart=not node.model.by_example)
+
+
+def _checked(logits: Any, examples: int) -> Tensor:
+    if isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == examples:
+        return logits
+    came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    raise BadValue(f"it gave {came} for {examples} examples; logits are [example, class]")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -211,6 +211,15 @@ def promise_of(check: Check) -> str:
 def plan(case: Case) -> None:
     """Each step reads what the step before sends; method, steps and messages are documented."""
     check_protocol(case.method)
+    for part in (case.method.before(), case.method.each_round(), case.method.after()):
+        for step, following in pairwise([*part, None]):
+            if step is not None and step.sends and (following is None or not following.reads):
+                after = (
+                    f"the step after it, {following.name}, reads nothing"
+                    if following
+                    else ("no step comes after it")
+                )
+                raise Differs(f"{step.title} sends {step.sends.__name__} to nobody: {after}")
     for step in steps_of(case.method):
         if not step.purpose:
             raise Differs(f"{step.title} has no docstring; write one line that says what it does")

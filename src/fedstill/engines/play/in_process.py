@@ -16,8 +16,9 @@ from fedstill.core.content import LARGEST
 from fedstill.core.errors import ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
 from fedstill.core.method import Place, Step, memory_of, steps_of
-from fedstill.core.node import SERVER, Cache, Inbox, Node
+from fedstill.core.node import SERVER, Addressed, Cache, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
+from fedstill.core.trees import field_names
 from fedstill.core.work import Work
 from fedstill.engines import checkpoint, scoring
 from fedstill.engines.engine import Absences, Outcome
@@ -200,7 +201,10 @@ class InProcess:
             fresh = self._bare(id, 0, "memory")
             method = self.experiment.method
             make = method.server_state if id == SERVER else method.client_state
-            self.states[id] = make(fresh)
+            try:
+                self.states[id] = _checked_memory(make(fresh), make.__name__)
+            except Exception as error:
+                raise StepError(type(method).__name__, make.__name__, id, 0, error) from error
         node = self._bare(id, round, step)
         node.state = self.states[id]
         return node
@@ -303,16 +307,47 @@ Ended = tuple[Node[Any], Inbox[Any], Any]
 
 
 def _check_said(step: Step, ended: Sequence[Ended]) -> None:
-    """Refuse a step that forgot its message: nothing would be learned, and nobody told."""
-    silent = [node for node, _, message in ended if message is None]
-    if not silent or step.may_be_silent:
-        return
+    """Refuse a step that leaves no message where it should, or something else, or no memory."""
+    for node, _, message in ended:
+        try:
+            _check_message(step, message)
+            _checked_memory(node.state, "it")
+        except ProtocolError as why:
+            title = type(step.method).__name__
+            raise StepError(title, step.name, node.id, node.round, why) from why
+
+
+def _check_message(step: Step, message: Any) -> None:
+    """Refuse what is no message; without one nothing would be learned, and nobody told."""
     kind = step.sends.__name__ if step.sends else "nothing"
-    why = ProtocolError(
-        f"it returned nothing, but by its hint it sends {kind}; return one, or write -> {kind} | "
-        "None where a party may say nothing"
-    )
-    raise StepError(type(step.method).__name__, step.name, silent[0].id, silent[0].round, why)
+    if message is None and not step.may_be_silent:
+        raise ProtocolError(
+            f"it returned nothing, but by its hint it sends {kind}; return one, or write -> {kind} "
+            "| None where a party may say nothing"
+        )
+    if message is None:
+        return
+    for each in message.values() if isinstance(message, Addressed) else (message,):
+        if not isinstance(each, Message):
+            raise ProtocolError(
+                f"it returned a {type(each).__name__}, but by its hint it sends {kind}; return "
+                f"{kind}(…), or Addressed with one for each hearer"
+            )
+        for name in field_names(type(each)):
+            if inspect.iscoroutine(getattr(each, name)):
+                raise ProtocolError(
+                    f"{type(each).__name__}.{name} is a coroutine; write await before the call "
+                    "that makes it, in a step that begins with async def"
+                )
+
+
+def _checked_memory(state: Any, who: str) -> State | None:
+    if state is not None and not isinstance(state, State):
+        raise ProtocolError(
+            f"{who} gave a {type(state).__name__} to be remembered; a memory is a State with "
+            "fields, or None"
+        )
+    return state
 
 
 def _on_host(numbers: Sequence[float | Tensor]) -> list[float]:
