@@ -488,6 +488,14 @@ class Two(GroupNet):
         return super().forward(x), x
 
 
+class Computed(nn.Linear):
+    """Keeps a tensor that was computed, as older kinds of weight norm do; torch copies none."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 3)
+        self.norm = self.weight.norm()
+
+
 @pytest.mark.parametrize(
     ("net", "options", "sentence"),
     [
@@ -502,7 +510,9 @@ class Two(GroupNet):
         (lambda: 3, {}, "gives int, not a torch.nn.Module"),
         (GroupNet, {"head_layer": "last"}, "has no linear layer 'last'; it has: fc"),
         (GroupNet, {"stage_layers": ("block",)}, "has no layer 'block' for a stage"),
-        (lambda: GroupNet().double().float().half(), {}, "cannot take|single precision"),
+        (lambda: GroupNet().half(), {}, r"conv.weight is of torch.float16.*net.float\(\)"),
+        (lambda: nn.DataParallel(GroupNet()), {}, r"give the module inside, net\.module"),
+        (Computed, {}, "cannot be copied: RuntimeError"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_sentence(

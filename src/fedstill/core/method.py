@@ -201,12 +201,13 @@ class Method:
 
     `scored` says whose models are evaluated; `presets` holds named sets of values; a method that
     `distils` makes its clients' virtual sets itself; one that `needs_public` data cannot do
-    without `node.public`.
+    without `node.public`; one that `moves_inputs` makes examples by gradients with respect to them.
     """
 
     scored: ClassVar[Place] = Place.SERVER
     distils: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
+    moves_inputs: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __new__(cls, *values: Any, **named: Any) -> Self:

@@ -145,6 +145,21 @@ class Network:
         return True
 
     @property
+    def smooth(self) -> bool:
+        """Whether gradients by its inputs can be taken: not where they are tokens, looked up."""
+        return True
+
+    @property
+    def tokens(self) -> bool:
+        """Whether inputs are whole numbers that an embedding looks up."""
+        return False
+
+    @property
+    def stackable(self) -> bool:
+        """Whether torch trains several of it as one, without a loop over them."""
+        return True
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers in training, as dropout does (see `drawing`)."""
         return False

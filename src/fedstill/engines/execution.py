@@ -180,11 +180,15 @@ def device_faults(name: str) -> list[str]:
 def work(network: Model) -> float:
     """Multiplications and additions of a network for one example."""
     weights = {name: torch.zeros(law.shape) for name, law in network.initial().items()}
-    two = torch.zeros(2, *network.shape)  # one alone has no batch statistics
+    # One alone has no batch statistics; tokens of 0 are often nothing but padding.
+    two = torch.full((2, *network.shape), float(network.tokens))
     return operations(lambda: network(weights, two)) / 2
 
 
 def is_slight(network: Model) -> bool:
-    """Whether a step of this network on a CPU is mostly the calls of its operations."""
+    """Whether a step of this network on a CPU is mostly the calls of its operations.
+
+    One that cannot be stacked, such as an LSTM, gains nothing from a stack, or fails in it.
+    """
     matrices = all(len(law.shape) <= 2 for law in network.initial().values())
-    return matrices and work(network) < SLIGHT
+    return matrices and work(network) < SLIGHT and network.stackable

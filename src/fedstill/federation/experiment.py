@@ -127,6 +127,12 @@ class Experiment:
                 "Population(…, public=fedstill.unlabelled(x)), in a recipe a table [data.public]"
             )
         server = population.party(SERVER).model
+        looked_up = sorted({model.title for model in population.networks if not model.smooth})
+        if self.method.moves_inputs and looked_up:
+            yield (
+                f"networks: {name} makes examples by gradients, but no gradient reaches the inputs "
+                f"of {', '.join(looked_up)}, as where tokens are looked up"
+            )
         unfit = self.method.unfit(server, population.models)
         yield from (f"networks: {name}: {line}" for line in unfit)
         mixed = any(model != server for model in {*population.models.values()})

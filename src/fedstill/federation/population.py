@@ -212,10 +212,16 @@ class Population:
 def fitted(network: Networked, data: Collection) -> Model:
     """A network for these examples; one for others is refused."""
     try:
-        return as_model(network, tuple(data.shape), data.classes)
+        model = as_model(network, tuple(data.shape), data.classes)
     except BadValue as error:
         lines = [f"networks: {line}" for line in error.faults]
         raise BadValue([*lines, *_from_one(data)]) from error
+    if model.tokens and any(site.mean is not None for site in data.sites):
+        raise BadValue(
+            f"networks: {model.title} looks its inputs up in an embedding, but the data are "
+            "normalised, so that they are no whole numbers; say normalise=None where they are made"
+        )
+    return model
 
 
 def _from_one(data: Collection) -> list[str]:

@@ -93,6 +93,7 @@ class Anchored(Method):
     """
 
     scored: ClassVar[Place] = Place.CLIENTS
+    moves_inputs: ClassVar[bool] = True
 
     anchors: Literal["synthesised", "generator"] = "synthesised"  # or VHL's, of nobody's data
     per_class: Count = 50

@@ -66,6 +66,7 @@ class DynaFed(FedAvg):
     """
 
     # A run of twenty rounds would end before the default path of twenty-five rounds is complete.
+    moves_inputs: ClassVar[bool] = True
     presets: ClassVar = {
         "twenty rounds": {"path_rounds": 10, "expert_steps": 2},
         "released": {"rule": "adam", "lr": 1e-3, "weighting": "uniform", "least_averaged": 2,

@@ -98,6 +98,7 @@ class FedDM(Method):
     prints is the preset `paper`.
     """
 
+    moves_inputs: ClassVar[bool] = True
     presets: ClassVar = {
         "paper": {"least_examples": 10, "steps": 1000, "pixel_lr": 1.0, "server_momentum": 0.0,
                   "server_weight_decay": 0.0, "server_fall": "constant",

@@ -86,6 +86,7 @@ class FedDualMatch(Method):
     follows the data.
     """
 
+    moves_inputs: ClassVar[bool] = True
     presets: ClassVar = {
         "sgd": {"tuning": "sgd", "tune_lr": 0.01, "tune_momentum": 0.9},
         "best": {"tuning": "sgd", "tune_lr": 0.01, "tune_momentum": 0.9},  # on held-out data

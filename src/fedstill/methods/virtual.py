@@ -60,6 +60,7 @@ class Virtual(Method):
 
     scored: ClassVar[Place] = Place.CLIENTS
     distils: ClassVar[bool] = True
+    moves_inputs: ClassVar[bool] = True
 
     per_class: Count = 10
     # steps in which the clients' virtual sets are matched before the first round

@@ -120,6 +120,18 @@ class Module(Model):
         return self.skeleton.twice
 
     @property
+    def smooth(self) -> bool:
+        return self.skeleton.smooth
+
+    @property
+    def stackable(self) -> bool:
+        return self.skeleton.stackable
+
+    @property
+    def tokens(self) -> bool:
+        return self.skeleton.tokens
+
+    @property
     def draws(self) -> bool:
         return self.skeleton.draws
 

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import re
 import reprlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,11 +28,12 @@ from torch.nn.parameter import is_lazy
 from fedstill.core.errors import BadValue
 from fedstill.core.model import batch_norm
 from fedstill.core.records import Weights, is_buffer
-from fedstill.core.torch_internals import in_transform, is_stacked, writes_into
+from fedstill.core.torch_internals import in_transform, writes_into
 from fedstill.models.random_calls import Seeded
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _NORM = re.compile(r"Norm(Act)?(\dd)?$")  # what kinds of norm layers are called
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NO_HEAD = "none"
 COUNTER = "num_batches_tracked"
 PROBES = 4  # examples of a pass that only looks
@@ -46,7 +48,12 @@ class Copied:
     def __init__(self, module: nn.Module):
         self.original = module
         self.versions = tuple((id(t), writes_into(t)) for t in _tensors(module))
-        self.kept = copy.deepcopy(module).cpu()
+        try:
+            self.kept = copy.deepcopy(module).cpu()
+        except Exception as error:
+            name = _title(type(module))
+            told = f"{name}: cannot be copied: {type(error).__name__}: {error}"
+            raise BadValue(told) from error
 
     def __call__(self) -> nn.Module:
         return copy.deepcopy(self.kept)
@@ -173,7 +180,9 @@ class Skeleton:
         self.origin, self.shape, self.classes, self.wishes = origin, shape, classes, wishes
         self.now = _Pass()
         with global_draws(0):
-            net = copy.deepcopy(self._whole())  # a function may give out the same one again
+            net = self._copied(self._whole())  # a function may give out the same one again
+            self._check_form(net)
+            self.probe, self.tokens = self._found_probe(net)
             self.head = self._found_head(net)
             net = self._headed(net)
             self._take_in(net)
@@ -189,6 +198,24 @@ class Skeleton:
 
     def _refuse(self, why: str) -> BadValue:
         return BadValue(f"{self.origin.name}: {why}")
+
+    def _copied(self, net: nn.Module) -> nn.Module:
+        try:
+            return copy.deepcopy(net)
+        except Exception as error:
+            raise self._refuse(f"cannot be copied: {type(error).__name__}: {error}") from error
+
+    def _check_form(self, net: nn.Module) -> None:
+        """Refuse what would be refused by torch alone, in words that do not help."""
+        if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise self._refuse("is spread over devices; give the module inside, net.module")
+        moving = {name: p.dtype for name, p in net.named_parameters() if p.requires_grad}
+        strange = [name for name, dtype in moving.items() if dtype != torch.float32]
+        if strange:
+            raise self._refuse(
+                f"its weight {strange[0]} is of {moving[strange[0]]}, not of single precision; use "
+                'net.float(), and engine.precision = "half" for a GPU'
+            )
 
     def _whole(self) -> nn.Module:
         """A module whose every tensor has its shape."""
@@ -219,9 +246,24 @@ class Skeleton:
             raise self._refuse(f"must return logits [example, class], not {came}")
         return logits
 
-    def _probe(self) -> Tensor:
-        """Some examples; the same for every module."""
-        return torch.randn(PROBES, *self.shape, generator=torch.Generator().manual_seed(0))
+    def _found_probe(self, net: nn.Module) -> tuple[Tensor, bool]:
+        """Some examples, the same for every module, and whether they are tokens.
+
+        Where a module cannot take any numbers and has embeddings, they are rows of all of these.
+        """
+        rng = torch.Generator().manual_seed(0)
+        numbers = torch.randn(PROBES, *self.shape, generator=rng)
+        rows = [m.num_embeddings for m in net.modules() if isinstance(m, EMBEDDINGS)]
+        _cast_tokens(net)
+        if not rows:
+            return numbers, False
+        try:
+            with torch.no_grad():
+                net.eval()(numbers)
+        except Exception:
+            tokens = torch.randint(min(rows), (PROBES, *self.shape), generator=rng)
+            return tokens.float(), True
+        return numbers, False
 
     def _found_head(self, net: nn.Module) -> str | None:
         """The linear layer whose output is the logits."""
@@ -231,7 +273,7 @@ class Skeleton:
             layer.register_forward_hook(lambda _, into, out, name=name: calls.append((name, out)))
             for name, layer in layers.items()
         ]
-        logits = self._answer(net.eval(), self._probe())
+        logits = self._answer(net.eval(), self.probe)
         for hook in hooks:
             hook.remove()
         if logits.shape[1] != self.classes and not self.wishes.fresh_head:
@@ -302,9 +344,6 @@ class Skeleton:
         )
         kept = set(net.state_dict())
         self.saved = [n for n in (*self.shapes, *self.ties, *self.constants) if n in kept]
-        strange = [n for n in self.shapes if not is_buffer(n) and self._half_known(net, n)]
-        if strange:
-            raise self._refuse(f"its weight {strange[0]} is not of single precision; use .float()")
         if self.head is not None:
             names = [f"{self.head}.{last}".removeprefix(".") for last in ("weight", "bias")]
             known = [self.ties.get(name, name) for name in names]
@@ -315,9 +354,6 @@ class Skeleton:
             self.head_names = ("", None)
         if not any(not is_buffer(name) for name in self.shapes):
             raise self._refuse("has no weights that could be trained")
-
-    def _half_known(self, net: nn.Module, name: str) -> bool:
-        return net.get_parameter(name).dtype != torch.float32
 
     def _norm(self, layer: nn.Module, name: str) -> Callable[..., Tensor]:
         """What a batch norm layer is played by; one whose own forward does something else is told.
@@ -335,7 +371,7 @@ class Skeleton:
 
     def _look(self, net: nn.Module) -> None:
         """Whether answers go by example, and whether training draws or writes into buffers."""
-        x = self._probe()
+        x = self.probe
         together = self._answer(net.eval(), x)
         apart = torch.cat([self._answer(net, half) for half in x.chunk(2)])
         self.by_example = bool(torch.allclose(together, apart, atol=1e-4, rtol=1e-3))
@@ -440,7 +476,7 @@ class Skeleton:
         self, given: Weights, x: Tensor, seed: Tensor | None, training: bool
     ) -> Tensor:  # fmt: skip
         drawing = Seeded(seed) if training and self.draws else nullcontext()
-        with drawing, stackable_attention(x, *given.values()):
+        with drawing, plain_attention():
             return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
     @cached_property
@@ -448,9 +484,9 @@ class Skeleton:
         """Whether gradients of gradients can be taken, as methods that match gradients do."""
         weights = self.fresh(0, given=True)
         moving = [weights[name].requires_grad_() for name in weights if not is_buffer(name)]
-        with torch.enable_grad():
-            seen = self.outputs(weights, self._probe(), training=False, notes=None, seed=None)[-1]
+        with torch.enable_grad(), attention_by_products():
             try:
+                seen = self._features(weights, self.probe)
                 first = torch.autograd.grad(
                     seen.square().sum(), moving, create_graph=True, materialize_grads=True,
                     allow_unused=True,
@@ -460,6 +496,45 @@ class Skeleton:
             except RuntimeError:
                 return False
         return True
+
+    @cached_property
+    def smooth(self) -> bool:
+        """Whether gradients by inputs can be taken."""
+        x = self.probe.clone().requires_grad_()
+        with torch.enable_grad():
+            seen = self._features(self.fresh(0, given=True), x)
+            if not seen.requires_grad:
+                return False
+            (way,) = torch.autograd.grad(seen.square().sum(), [x], allow_unused=True)
+        return way is not None
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether several can be trained as one, and torch does not loop over them, with a warning.
+
+        Not if the module asks for the value of a tensor, or has a layer that knows no stacks.
+        """
+        two = [self.fresh(seed, given=True) for seed in (0, 1)]
+        moving = {n: torch.stack([one[n] for one in two]) for n in two[0] if not is_buffer(n)}
+        still = {name: tensor for name, tensor in two[0].items() if is_buffer(name)}
+        seeds, x = torch.tensor([[1, 2], [3, 4]]), torch.stack([self.probe, self.probe])
+
+        def loss(weights: Weights, x: Tensor, seed: Tensor) -> Tensor:
+            parts = {**still, **weights}
+            made = self.outputs(parts, x, training=True, notes={}, seed=seed)
+            return made[-1].square().sum()
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                torch.func.vmap(torch.func.grad(loss))(moving, x, seeds)
+            except RuntimeError:
+                return False
+        return not any("batching rule" in str(warning.message) for warning in told)
+
+    def _features(self, weights: Weights, x: Tensor) -> Tensor:
+        """What enters the head, in evaluation."""
+        return self.outputs(weights, x, training=False, notes=None, seed=None)[-1]
 
     def _constants_on(self, device: torch.device) -> Weights:
         if device not in self._here:
@@ -489,7 +564,8 @@ class Skeleton:
                 where = f"{name}.{own[0]}".removeprefix(".")
                 raise self._refuse(
                     f"nothing says how its weight {where} is drawn anew; give the class or a "
-                    'function that builds it, or start = "given"'
+                    'function that builds it, or start = "given", in Python '
+                    'fedstill.Module(data.shape, data.classes, net, start="given")'
                 )
 
     def state_dict(self, weights: Weights) -> Weights:
@@ -518,14 +594,47 @@ class Skeleton:
         return found.hexdigest()[:16]
 
 
-def stackable_attention(*given: Tensor) -> AbstractContextManager[None]:
-    """Where tensors stand for many, attention as matrix products.
+def plain_attention() -> AbstractContextManager[None]:
+    """Inside a transform of `torch.func`, attention as matrix products.
 
-    Torch's quicker kernels know no stacks: they would run network by network, with a warning.
+    Torch's quicker kernels know no stacks, where they would run network by network with a warning,
+    and no gradients of gradients.
     """
-    if in_transform() and any(is_stacked(tensor) for tensor in given):
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
+    return attention_by_products() if in_transform() else nullcontext()
+
+
+@contextmanager
+def attention_by_products() -> Iterator[None]:
+    """Inside, attention is made of products of matrices, of which all derivatives are known."""
+    whole_layers = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(whole_layers)
+
+
+def _cast_tokens(net: nn.Module) -> None:
+    """Let embeddings take whole numbers as the floats that all inputs are."""
+    for layer in net.modules():
+        if isinstance(layer, EMBEDDINGS):
+            layer.sparse = False  # gradients are added to others
+            look_up = type(layer).forward
+            layer.forward = partial(_looked_up, look_up, layer)  # type: ignore[method-assign]
+
+
+def _looked_up(
+    look_up: Callable[..., Tensor], layer: Any, tokens: Tensor, *more: Any, **named: Any
+) -> Tensor:
+    """What an embedding finds for tokens."""
+    try:
+        return look_up(layer, tokens.long(), *more, **named)
+    except IndexError as error:
+        raise BadValue(
+            f"tokens are whole numbers from 0 below {layer.num_embeddings}, the rows of the "
+            "embedding, but others are among them"
+        ) from error
 
 
 def _source(code: Any) -> str:

@@ -74,6 +74,18 @@ class Projected(Model):
         return self.base.twice
 
     @property
+    def smooth(self) -> bool:
+        return self.base.smooth
+
+    @property
+    def tokens(self) -> bool:
+        return self.base.tokens
+
+    @property
+    def stackable(self) -> bool:
+        return self.base.stackable
+
+    @property
     def draws(self) -> bool:
         return self.base.draws
 

@@ -3,7 +3,8 @@
 Networks of one architecture are stacked and asked in one pass. On a GPU each is asked by itself:
 the library is slow at convolutions of a stack, each of which is one in groups, while one network's
 maps may be in half precision. What that costs in launches is nothing where a step is recorded, and
-there they are branches of the recording.
+there they are branches of the recording. One that knows no stacks, such as an LSTM, is asked by
+itself everywhere.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Ensemble:
         asked: list[Callable[[], Tensor]] = []
         for (model, _), stack in zip(self.groups, stacks, strict=True):
             network = model.evaluating
-            if plain_on_gpu(x, *stack.values()):
+            if _one_by_one(model, x, stack):
                 asked += [partial(network, one, x) for one in apart(stack)]
             else:
                 asked.append(partial(torch.func.vmap(network, in_dims=(0, None)), stack, x))
@@ -75,7 +76,7 @@ class Ensemble:
                 logits = model.recording(seen)(weights, x)
                 return logits, statistics_gap(seen, weights)
 
-            if plain_on_gpu(x, *stack.values()):
+            if _one_by_one(model, x, stack):
                 found = in_branches([partial(one, weights) for weights in apart(stack)])
                 logits, gap = (torch.stack(parts) for parts in zip(*found, strict=True))
             else:
@@ -92,6 +93,10 @@ class Ensemble:
         rows = [row for tensor in by_group for row in tensor.unbind()]
         by_place = dict(zip(places, rows, strict=True))
         return torch.stack([by_place[place] for place in range(len(rows))])
+
+
+def _one_by_one(model: Model, x: Tensor, stack: Weights) -> bool:
+    return plain_on_gpu(x, *stack.values()) or not model.stackable
 
 
 def apart(stack: Weights) -> list[Weights]:

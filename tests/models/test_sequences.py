@@ -1,0 +1,138 @@
+"""Networks of sequences: recurrent layers, transformers, and tokens that are looked up."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import worlds
+from fedstill.core.errors import BadValue, StepError
+from fedstill.data import Iid, split
+from fedstill.engines.execution import Execution
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Population
+from fedstill.methods import METHODS
+from fedstill.methods.fedavg import FedAvg
+from fedstill.models import Module
+from fedstill.runs.run import run
+from fedstill.testing import small
+from models.test_module_in_methods import pictures
+
+HERE = Execution(device="cpu")
+TOKENS, LENGTH = 20, 6
+
+
+class Recurrent(nn.Module):
+    """Rows of an 8x8 image one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.squeeze(1))[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """Rows of an 8x8 image that look at each other, as torch's own layer does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.squeeze(1)).mean(1))  # type: ignore[no-any-return]
+
+
+class Careful(nn.Module):
+    """Asks for the value of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x / 10 if x.abs().max() > 1000 else x)  # type: ignore[no-any-return]
+
+
+class Words(nn.Module):
+    """Looks tokens up as one does with whole numbers."""
+
+    def __init__(self, rows: int = TOKENS) -> None:
+        super().__init__()
+        self.words = nn.Embedding(rows, 4, padding_idx=0, sparse=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).mean(1))  # type: ignore[no-any-return]
+
+
+def texts(**options: Any) -> Any:
+    """Tokens of three classes, each of which likes tokens of its own."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    tokens = 1 + 6 * labels[:, None] + rng.integers(0, 7, (60, LENGTH))
+    return split(tokens, labels, partition=Iid(3), **options)
+
+
+@pytest.mark.parametrize("net", [Recurrent, Transformer])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "feddm", "feddualmatch", "fedlgd", "dynafed", "dfrd", "dense", "fedftg"]
+)
+def test_sequences_of_numbers_train_without_a_warning(
+    name: str, net: Callable[[], nn.Module]
+) -> None:
+    with warnings.catch_warnings(action="error"):
+        worlds.played(small(METHODS[name]), pictures(net), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "chosen"),
+    [
+        (nn.Linear(4, 3), (4,), "batched"),
+        (Careful, (4,), "in_process"),
+        (Recurrent, (1, 8, 8), "in_process"),
+        (Words, (LENGTH,), "batched"),
+    ],
+    ids=["matrices", "values", "recurrent", "words"],
+)
+def test_the_engine_that_is_chosen_can_play_the_network(
+    net: Any, shape: tuple[int, ...], chosen: str
+) -> None:
+    assert HERE.engine_name([Module(shape, 3, net)]) == chosen
+
+
+@pytest.mark.parametrize("engine", ["in_process", "batched"])
+def test_tokens_are_learned_from(engine: str) -> None:
+    population = Population(texts(normalise=None), Words)
+    experiment = Experiment(FedAvg(lr=1.0, batch_size=8, epochs=5), population, rounds=3)
+    made = run(experiment, execution=Execution(device="cpu", engine=engine))
+    assert made.summary["average_accuracy"] > 0.8
+    net, tokens = made.model().module(), torch.tensor([[1, 2, 3, 1, 2, 3]])
+    assert torch.equal(net(tokens), made.model()(tokens.float())), "it takes whole numbers itself"
+
+
+@pytest.mark.parametrize("name", ["feddm", "feddualmatch", "fedlgd", "dynafed", "desa"])
+def test_methods_that_make_examples_by_gradients_refuse_tokens(name: str) -> None:
+    population = Population(texts(normalise=None), Words)
+    with pytest.raises(BadValue, match="no gradient reaches the inputs of Words"):
+        Experiment(small(METHODS[name]), population)
+
+
+def test_tokens_that_were_normalised_are_refused_with_what_to_say() -> None:
+    with pytest.raises(BadValue, match=r"Words looks its inputs up .*; say normalise=None"):
+        Population(texts(), Words)
+
+
+def test_tokens_beyond_the_embedding_are_told_of() -> None:
+    population = Population(texts(normalise=None), Module((LENGTH,), 3, Words(10)))
+    with pytest.raises(StepError, match="tokens are whole numbers from 0 below 10"):
+        run(Experiment(FedAvg(), population, rounds=1), execution=HERE)
