@@ -374,6 +374,27 @@ def test_dark_light_phone_and_print(page: chromium.Page, tmp_path: Path) -> None
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [1280, 500])
+def test_numbers_stand_beside_long_names_of_methods(
+    page: chromium.Page, tmp_path: Path, width: int
+) -> None:
+    for number in range(2):
+        name = f"feddm (per_class={number}, real_batch=256, server_batch=256, server_epochs=500)"
+        run = handmade.run_folder(tmp_path / "runs" / str(number), method=name, number=number)
+        handmade.images(run)
+    path = tmp_path / "report.html"
+    path.write_text(document(content(found_in([tmp_path / "runs"]))), encoding="utf-8")
+    page.size(width, 900)
+    page.open(path.as_uri())
+    for section in ("results", "cost", "clients"):
+        table = f"document.querySelector('#{section} .scroll')"
+        number = f"{table}.querySelector('tbody tr td').getBoundingClientRect()"
+        assert page.js(f"{number}.right <= {table}.getBoundingClientRect().right"), section
+    assert page.js("document.documentElement.scrollWidth") <= width  # nothing sticks out
+    page.size(1280, 900)
+
+
+@needs_browser
 def test_fifty_runs_of_a_hundred_rounds_stay_small_and_open_quickly(
     page: chromium.Page, tmp_path: Path
 ) -> None:
