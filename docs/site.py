@@ -209,7 +209,7 @@ def method_tables(name: str) -> str:
         parts.append(f"- [{path.parent.name}/{path.stem}]({_anchor(path)})")
     parts += [
         "",
-        "Figures beside the papers': [results](../results.md). What travels for your shapes: "
+        "Our results beside the papers': [results](../results.md). Traffic for your shapes: "
         f"`fedstill show {name} --shape 3x32x32 --classes 10`.",
     ]
     return "\n".join(parts) + "\n"

@@ -90,7 +90,7 @@ def test_every_method_can_be_shown_within_eighty_columns(name, monkeypatch):
 
 def test_show_reads_well():
     said = " ".join(fedstill("show", "feddm").out.split())
-    headings = ["what travels", "what is remembered", "options", "preset=paper:"]
+    headings = ["messages", "states, kept between steps", "options", "preset=paper:"]
     facts = ["CVPR 2023", "276,480 up, 320,010 down", "a client that holds 9"]
     assert [words for words in headings + facts if words not in said] == []
     page = fedstill("show", "feddm", "--format", "markdown").out

@@ -50,13 +50,13 @@ def test_a_meaning_stands_above_or_beside_its_field_and_is_inherited() -> None:
     ("hint", "words"),
     [
         (Positive, "above 0"),
-        (Count, "whole, at least 1"),
+        (Count, "integer, at least 1"),
         (Fraction, "in [0, 1)"),
         (Literal["real", "noise"], "real, noise"),
         (bool, "true, false"),
-        (Count | None, "whole, at least 1 or nothing"),
+        (Count | None, "integer, at least 1 or nothing"),
         (tuple[float, ...], "a list"),
-        (str, "a text"),
+        (str, "text"),
     ],
 )
 def test_what_a_field_may_hold_is_said_in_few_words(hint: object, words: str) -> None:

@@ -93,7 +93,7 @@ WRONG = [
     ("run.rounds=many", "run.rounds = 'many': must be a whole number"),
     ("run.rounds=2.5", "run.rounds = 2.5: must be a whole number"),
     ("run.seed=-1", "run.seed = -1: must be at least 0"),
-    ("run.name=3", "run.name = 3: must be a text"),
+    ("run.name=3", "run.name = 3: must be text"),
     ("run.pictures=1", "run.pictures = 1: must be true or false"),
     ("run.device=gpu", "run.device = 'gpu': use auto, cpu, cuda or cuda:0"),
     ("method.lr=-0.1", "method.lr = -0.1: must be above 0"),

@@ -48,7 +48,7 @@ def test_a_number_must_be_finite(value: float) -> None:
         (Positive, True, "a number"),
         (Positive, "0.1", "a number"),
         (Positive, None, "a number"),
-        (str, 3, "a text"),
+        (str, 3, "text"),
         (bool, 1, "true or false"),
         (tuple[int, ...], [1, 2], "tuple"),
     ],

@@ -227,12 +227,12 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
         )
     )
     if found["messages"]:
-        print("\nwhat travels")
+        print("\nmessages")
         print_rows(_travelling(found), form)
-    print("\nwhat is remembered")
+    print("\nstates, kept between steps")
     print_rows(_remembered(found), form)
     ways = [f"{count:,} {way}" for way, count in found["floats_per_round"].items() if count]
-    print(f"floats a round, each speaker once: {', '.join(ways) or 'none'}")
+    print(f"floats per round, each message counted once: {', '.join(ways) or 'none'}")
     print("\noptions")
     print_rows(option_rows(found["options"]), form)
     for name, changed in found["presets"].items():
@@ -246,7 +246,7 @@ def option_rows(options: Sequence[Mapping[str, Any]]) -> list[Row]:
         {
             "option": option["name"],
             "value": _named(option["value"]),
-            "may be": option["range"],
+            "range": option["range"],
             "meaning": option["meaning"],
         }
         for option in options

@@ -44,7 +44,7 @@ Whole = Annotated[int, Range(0)]
 _WORDS: Mapping[Any, str] = {
     float: "a number",
     int: "a whole number",
-    str: "a text",
+    str: "text",
     bool: "true or false",
 }
 
@@ -118,14 +118,14 @@ def faults(instance: Any) -> list[str]:
 
 
 def in_words(hint: Any) -> str:
-    """What a hinted field may hold, in a few words: `above 0`, `whole, at least 1`, `real, noise`.
+    """What a hinted field may hold, in few words: `above 0`, `integer, at least 1`, `real, noise`.
 
     A choice is the list of its words.
     """
     if get_origin(hint) is Annotated:
         base, *marks = get_args(hint)
         ranges = [str(mark) for mark in marks if isinstance(mark, Range)]
-        kind = "whole, " if base is int else ""
+        kind = "integer, " if base is int else ""
         return kind + " and ".join(ranges) if ranges else in_words(base)
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(in_words(option) for option in get_args(hint))

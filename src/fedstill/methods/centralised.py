@@ -1,4 +1,4 @@
-"""Centralised: the server learns on everybody's examples; the other end of every table.
+"""Centralised: the server trains on all clients' examples; the baseline with pooled data.
 
 No federated method: it shows what pooling the data would give, and says that it shows them.
 """

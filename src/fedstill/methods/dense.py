@@ -1,4 +1,4 @@
-"""DENSE: a server's model is distilled from clients' networks on images inverted from them.
+"""DENSE: the server distils clients' networks on images inverted from them.
 
 Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu. DENSE: Data-Free One-Shot Federated Learning. NeurIPS
 2022. Algorithm 1.

@@ -1,4 +1,4 @@
-"""DeSA: peers agree through synthetic anchors; no server, no shared weights.
+"""DeSA: peers exchange synthetic anchors, then logits on them; no server, no shared weights.
 
 Huang, Srinivas, Zhang, Li. Overcoming Data and Model Heterogeneities in Decentralized Federated
 Learning via Synthetic Anchors. ICML 2024. Algorithm 1, equations 3 to 7.

@@ -1,4 +1,4 @@
-"""DFRD: a server's model is taught by the clients' networks on images of a robust generator.
+"""DFRD: the server distils clients' networks on images of a robust generator, without data.
 
 Luo, Wang, Fu, Li, Lan, Gao. DFRD: Data-Free Robustness Distillation for Heterogeneous Federated
 Learning. NeurIPS 2023. Equations 2 to 7.

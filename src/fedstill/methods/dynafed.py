@@ -1,4 +1,4 @@
-"""DynaFed: FedAvg whose server distils its own path into a set and fine-tunes on it.
+"""DynaFed: FedAvg whose server distils its own trajectory into a set and fine-tunes on it.
 
 Pi, Zhang, Xie, Gao, Wang, Kim, Chen. DynaFed: Tackling Client Data Heterogeneity with Global
 Dynamics. CVPR 2023. Algorithm 1, equations 3 to 5.

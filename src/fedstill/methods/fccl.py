@@ -1,4 +1,4 @@
-"""FCCL: clients bring their logits on public data into line and hold on to what they know.
+"""FCCL: clients align their logits on public data and preserve what they know.
 
 Huang, Ye, Du. Learn from Others and Be Yourself in Heterogeneous Federated Learning. CVPR 2022.
 Algorithm 1; collaborative and local updating.

@@ -1,4 +1,4 @@
-"""FedAvg: average the weights that clients reach from a common start.
+"""FedAvg: average the weights that clients reach from common initial weights.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. Communication-Efficient Learning of Deep Networks
 from Decentralized Data. AISTATS 2017. Algorithm 1.

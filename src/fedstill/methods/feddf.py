@@ -1,4 +1,4 @@
-"""FedDF: the server distils all clients' networks into one student for each architecture.
+"""FedDF: the server distils all clients' networks into one student per architecture.
 
 Lin, Kong, Stich, Jaggi. Ensemble Distillation for Robust Model Fusion in Federated Learning.
 NeurIPS 2020. Algorithm 1 and its variant for several architectures.

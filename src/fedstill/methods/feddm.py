@@ -1,4 +1,4 @@
-"""FedDM: clients send synthetic sets that imitate their loss near the current weights.
+"""FedDM: clients send synthetic sets that approximate their loss near the current weights.
 
 Xiong, Wang, Cheng, Yu, Hsieh. FedDM: Iterative Distribution Matching for Communication-Efficient
 Federated Learning. CVPR 2023. Algorithm 1, equations 8 to 10, appendix G.4.

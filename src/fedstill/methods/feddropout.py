@@ -1,4 +1,4 @@
-"""Federated Dropout: every client trains a random part of the network, drawn anew each round.
+"""Federated Dropout: every client trains a random part of the network, drawn each round.
 
 Caldas, Konečný, McMahan, Talwalkar. Expanding the Reach of Federated Learning by Reducing Client
 Resource Requirements. arXiv 1812.07210, 2018. Section 3.

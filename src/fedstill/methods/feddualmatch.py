@@ -1,4 +1,4 @@
-"""FedDualMatch: FedDM with layers matched from the deep end and gradients matched on the server.
+"""FedDualMatch: FedDM that matches layers from the deepest on, and gradients on the server.
 
 Heterogeneous Federated Learning: A Dual Matching Dataset Distillation Approach. Anonymous
 submission, no public code. Algorithm 1, equations 2 to 4.

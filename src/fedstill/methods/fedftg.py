@@ -1,4 +1,4 @@
-"""FedFTG: the mean of clients' weights is fine-tuned on hard images of a generator.
+"""FedFTG: the server fine-tunes the mean of clients' weights on hard generated images.
 
 Zhang, Shen, Ding, Tao, Duan. Fine-tuning Global Model via Data-Free Knowledge Distillation for
 Non-IID Federated Learning. CVPR 2022. Algorithm 1, with the losses of the released code.

@@ -1,4 +1,4 @@
-"""FedGen: the server learns a generator of features from clients' heads; clients learn from it.
+"""FedGen: the server trains a feature generator on clients' heads; clients learn from it.
 
 Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021.
 Algorithm 1.

@@ -1,4 +1,4 @@
-"""FedHe: clients share the mean logits of their classes and learn from everybody's.
+"""FedHe: clients share the mean logits of each class and learn from the global ones.
 
 Chan, Ngai. FedHe: Heterogeneous Models and Communication-Efficient Federated Learning. MSN 2021.
 In rounds: the original lets one client finish at a time.

@@ -1,4 +1,4 @@
-"""FedLGD: clients train on distilled data, leaning on a global set distilled from their updates.
+"""FedLGD: clients train on distilled data, regularised by a set distilled from their updates.
 
 Huang, Jin, Zhao, Xu, Li. Federated Learning on Virtual Heterogeneous Data with Local-Global
 Dataset Distillation. TMLR 2024. Algorithm 1, equations 1 to 5.

@@ -1,4 +1,4 @@
-"""FedNova: FedAvg whose mean does not favour clients that took more steps.
+"""FedNova: FedAvg with updates normalised by each client's number of steps.
 
 Wang, Liu, Liang, Joshi, Poor. Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization. NeurIPS 2020. Equations 6 to 8, with momentum.

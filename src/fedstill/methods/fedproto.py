@@ -1,4 +1,4 @@
-"""FedProto: clients share the mean features of their classes and keep near everybody's.
+"""FedProto: clients share the mean features of each class and stay near the global ones.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous
 Clients. AAAI 2022. Algorithm 1.

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a term that holds clients near the global weights.
+"""FedProx: FedAvg with a proximal term that keeps clients near the global weights.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks.
 MLSys 2020. Equation 2.

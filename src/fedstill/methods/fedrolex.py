@@ -1,4 +1,4 @@
-"""FedRolex: the parts of weak clients roll over the network, so that all of it is trained.
+"""FedRolex: weak clients train a window of units that rolls over the whole network.
 
 Alam, Liu, Yan, Zhang. FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
 Extraction. NeurIPS 2022. Algorithm 1.

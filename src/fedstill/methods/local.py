@@ -1,4 +1,4 @@
-"""Local: every client learns alone; one end of every table.
+"""Local: every client trains alone; the baseline without federation.
 
 The same training as FedAvg's local part, without any message.
 """

@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose clients stay near the global representation and leave their last one.
+"""MOON: FedAvg with a contrast: features near the global network's, not the last local one's.
 
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. Algorithm 1.
 """

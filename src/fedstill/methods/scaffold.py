@@ -1,4 +1,4 @@
-"""SCAFFOLD: controls correct each client's drift.
+"""SCAFFOLD: control variates correct each client's drift.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning. ICML 2020. Algorithm 1, option II.

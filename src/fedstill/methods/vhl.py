@@ -1,4 +1,4 @@
-"""VHL: clients align their features on virtual images that everybody can make from one seed.
+"""VHL: clients align features on virtual images that an untrained generator makes from a seed.
 
 Tang, Zhang, Shi, He, Han, Chu. Virtual Homogeneity Learning: Defending against Data Heterogeneity
 in Federated Learning. ICML 2022.
