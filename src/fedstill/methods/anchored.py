@@ -95,23 +95,23 @@ class Anchored(Method):
     scored: ClassVar[Place] = Place.CLIENTS
     moves_inputs: ClassVar[bool] = True
 
-    anchors: Literal["synthesised", "generator"] = "synthesised"  # or VHL's, of nobody's data
+    anchors: Literal["synthesised", "generator"] = "synthesised"  # from data, or without data
     per_class: Count = 50
     steps: Count = 1000
     pixel_lr: Positive = 1.0
     pixel_momentum: Fraction = 0.5
     real_batch: Count = 256
     augmentation: str = augment.DEFAULT
-    synthesis_width: Count = 128  # of the random ConvNets
-    common_start: bool = True  # all sets grow from one noise, so that they can be averaged
+    synthesis_width: Count = 128  # width of the random ConvNets
+    common_start: bool = True  # all sets start from the same noise, so that they can be averaged
     generator: Untrained = "style"
     generator_width: Count = 32
     # whose anchors a client uses: the mean of all, every set, its neighbours'
     combination: Literal["average", "union", "neighbour"] = "average"
-    mix: Literal["once", "fastmix", "gossip", "flood"] = "once"  # how sets reach all
-    mix_steps: Count = 20  # exchanges, unless once
-    anchor_space: pixels.Space = "normalised"  # in which sets are shared
-    quantize_anchors: bool = False  # to eight bits, as if kept in image files
+    mix: Literal["once", "fastmix", "gossip", "flood"] = "once"  # how sets spread over the graph
+    mix_steps: Count = 20  # number of exchanges, unless mix is once
+    anchor_space: pixels.Space = "normalised"  # form in which anchors are averaged
+    quantize_anchors: bool = False  # round anchors to eight bits, like image files
 
     def faults(self) -> Sequence[str]:
         ways = WAYS.get(self.combination, (self.mix,))

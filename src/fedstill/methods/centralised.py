@@ -65,8 +65,8 @@ class Centralised(Method):
     batch_size: Count = 32
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
-    class_weights: ClassWeights = "none"  # in the loss: balanced, or one for each class
-    sampling: Sampling = "shuffled"  # of examples: each once an epoch, or classes alike
+    class_weights: ClassWeights = "none"  # weights in the loss: balanced, or one per class
+    sampling: Sampling = "shuffled"  # examples: each once an epoch, or class-balanced
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return unfit_weights(self.class_weights, server)

@@ -86,12 +86,12 @@ class Dense(FineTuner):
     distil_momentum: Fraction = 0.9
     distil_decay: NonNegative = 0.0
     temperature: Positive = 20.0
-    fidelity_weight: NonNegative = 1.0  # of the clients' certainty about a label
-    statistics_weight: NonNegative = 1.0  # of the distance to the clients' batch norms
+    fidelity_weight: NonNegative = 1.0  # weight of the ensemble's cross-entropy with the label
+    statistics_weight: NonNegative = 1.0  # weight of the distance to clients' batch-norm statistics
     transferability_weight: NonNegative = 1.0
-    # a growing pool of searched images, or a stream of generated ones
+    # a growing pool of optimised images, or a stream of generated ones
     synthesis: Literal["pool", "stream"] = "pool"
-    pool: Count = 50  # batches, of which the oldest leave; emptied after every round
+    pool: Count = 50  # batches kept, the newest; emptied after every round
     selection: Selection = "disagreement"
     merge: Merge = "none"  # of noise and label in a `stream`
 

@@ -92,18 +92,18 @@ class DeSA(Anchored):
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
-    class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
-    sampling: Sampling = "shuffled"  # of examples and anchors: each once an epoch, or classes alike
-    anchor_batch: Whole = 0  # anchors to distil on, and to lean on, in a step; none: batch_size
-    reg_weight: NonNegative = 1.0  # λ_REG, of the contrast with the anchors' features
+    class_weights: ClassWeights = "none"  # weights in the local loss: balanced, or one per class
+    sampling: Sampling = "shuffled"  # examples and anchors: each once an epoch, or class-balanced
+    anchor_batch: Whole = 0  # anchors per step, to distil and to contrast; none: batch_size
+    reg_weight: NonNegative = 1.0  # λ_REG, weight of the contrast with the anchors' features
     reg_temperature: Positive = 0.07  # temperature of that contrast
-    kd_weight: NonNegative = 1.0  # λ_KD, of distillation from the neighbours' mean logits
+    kd_weight: NonNegative = 1.0  # λ_KD, weight of distillation from the neighbours' mean logits
     temperature: Positive = 20.0
-    soft_share: Share = 0.9  # of the divergence; the rest is cross-entropy with the labels
+    soft_share: Share = 0.9  # share of the divergence; the rest is cross-entropy with labels
     # the divergence is a mean over all elements, or over rows
     kd_mean: Literal["elements", "rows"] = "elements"
-    aggregation: Rule = "mean"  # of the peers' logits
-    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+    aggregation: Rule = "mean"  # rule for the peers' logits, see robust.md
+    byzantine: Whole = 1  # malicious clients that the rule tolerates
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return [*super().unfit(server, models), *unfit_weights(self.class_weights, server)]

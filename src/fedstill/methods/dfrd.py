@@ -65,14 +65,14 @@ class DFRD(FineTuner):
     # β_tran
     transferability_weight: NonNegative = 1.0
     diversity_weight: NonNegative = 1.0  # β_div
-    average_decay: Share = 0.5  # λ, of the generator's running average
-    average_weight: NonNegative = 0.5  # α, of images by that average in distillation
+    average_decay: Share = 0.5  # λ, decay of the generator's moving average
+    average_weight: NonNegative = 0.5  # α, weight of the average generator's images in distillation
     merge: Merge = "mul"
     selection: Selection = "wrong_student"
     detached: bool = False  # transferability as in the released code
-    embedding_weight: NonNegative = 0.0  # β_ey, of label embeddings that are too long
-    embedding_reach: Positive = 1.0  # γ, how long they may be, in √latent
-    counts: Literal["used", "held", "alike"] = "used"  # by which labels are drawn, clients weighed
+    embedding_weight: NonNegative = 0.0  # β_ey, weight of the penalty on long label embeddings
+    embedding_reach: Positive = 1.0  # γ, largest norm of label embeddings, in √latent
+    counts: Literal["used", "held", "alike"] = "used"  # to draw labels and weight clients
 
     def server_state(self, server: Node[Any]) -> Memory:
         generator = self.generator(server.model).init(server.draw("images"))

@@ -77,17 +77,17 @@ class DynaFed(FedAvg):
         },
     }  # fmt: skip
 
-    path_rounds: Count = 25  # rounds of plain averaging before the path is distilled
+    path_rounds: Count = 25  # rounds of plain averaging before the trajectory is distilled
     per_class: Count = 15
-    synthesis_steps: Count = 3000  # steps in which the set is fitted to the path
+    synthesis_steps: Count = 3000  # steps that fit the set to the trajectory
     image_lr: Positive = 0.05  # learning rate of the images
     label_lr: Positive = 0.01  # learning rate of the soft labels
     rate_lr: Positive = 1e-5  # learning rate of the learnt step size
-    first_rate: Positive = 0.04  # the step size before it is learnt
-    rule: Literal["sgd", "adam"] = "sgd"  # of the clients
+    first_rate: Positive = 0.04  # initial value of the learnt step size
+    rule: Literal["sgd", "adam"] = "sgd"  # the clients' optimiser
     expert_steps: Count = 3  # s, rounds between start and target
-    least_averaged: Whole = 0  # weights after a start, drawn anew for each target; 0: the last
-    latest_start: Count = 50  # the last round of the path that may be a start
+    least_averaged: Whole = 0  # weights averaged for a target, drawn each time; 0: only the last
+    latest_start: Count = 50  # last round of the trajectory that may be a start
     inner_steps: Count = 20  # steps on the set from a start towards its target
     tune_epochs: Whole = 20  # none leaves FedAvg
     tune_lr: Positive = 1e-4

@@ -79,18 +79,18 @@ class FCCL(Method):
     lr: Positive = 1e-3  # Adam's, of all training on the own examples
     epochs: Count = 1
     batch_size: Count = 32
-    class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
-    sampling: Sampling = "shuffled"  # of own examples: each once an epoch, or classes alike
+    class_weights: ClassWeights = "none"  # weights in the local loss: balanced, or one per class
+    sampling: Sampling = "shuffled"  # own examples: each once an epoch, or class-balanced
     weight_decay: NonNegative = 1e-5
-    inter_weight: NonNegative = 1.0  # of the network at the end of the last round
-    intra_weight: NonNegative = 1.0  # of the network trained before the first round
-    pretrain_epochs: Whole = 50  # on the own examples, before the first round
+    inter_weight: NonNegative = 1.0  # weight of distillation from the last round's network
+    intra_weight: NonNegative = 1.0  # weight of distillation from the pretrained network
+    pretrain_epochs: Whole = 50  # epochs on own examples before the first round
     public_lr: Positive = 1e-3  # learning rate on public images
     public_batch: Count = 256  # public images in a step
-    public_epochs: Whole = 1  # none leaves the clients alone
+    public_epochs: Whole = 1  # passes over the public images per round; 0: none
     off_diagonal: NonNegative = 0.0051  # λ, weight of correlations between different classes
-    aggregation: Rule = "mean"  # of logits
-    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+    aggregation: Rule = "mean"  # rule for logits, see robust.md
+    byzantine: Whole = 1  # malicious clients that the rule tolerates
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
         return unfit_weights(self.class_weights, server)

@@ -84,20 +84,20 @@ class FedAvg(Method):
 
     lr: Positive = 0.01
     epochs: Count = 1
-    round_steps: Count | None = None  # of a client, in place of epochs
+    round_steps: Count | None = None  # local steps per round, instead of epochs
     batch_size: Count = 32
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
-    rate_decay: Share = 1.0  # of the rate, each round
-    clip: Positive | None = None  # length to which longer gradients of a step are shortened
+    rate_decay: Share = 1.0  # factor of the learning rate per round
+    clip: Positive | None = None  # norm to which the gradient of a step is clipped
     weighting: Literal["examples", "uniform"] = "examples"
-    class_weights: ClassWeights = "none"  # in the local loss: balanced, or one for each class
-    sampling: Sampling = "shuffled"  # of local examples: each once an epoch, or classes alike
-    views: Views = "none"  # of images in local training
-    score_own: bool = False  # clients keep what they trained, scored on their own test sets
-    aggregation: Rule = "mean"  # another is for coordinators that cannot trust every client
-    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
-    bound: Positive | None = None  # of norm_bound: the longest change; none: the median length
+    class_weights: ClassWeights = "none"  # weights in the local loss: balanced, or one per class
+    sampling: Sampling = "shuffled"  # local examples: each once an epoch, or class-balanced
+    views: Views = "none"  # augmentation of images in local training
+    score_own: bool = False  # score clients' own models on their own test sets
+    aggregation: Rule = "mean"  # others tolerate malicious clients, see robust.md
+    byzantine: Whole = 1  # malicious clients that the rule tolerates
+    bound: Positive | None = None  # of norm_bound: largest norm of an update; none: the median norm
 
     keeps_own: ClassVar[bool] = True  # whether clients can
 

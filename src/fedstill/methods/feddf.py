@@ -77,7 +77,7 @@ class FedDF(FedAvg):
     distil_steps: Whole = 1000  # none leaves FedAvg
     distil_lr: Positive = 1e-3
     distil_batch: Count = 128
-    average: bool = True  # clients of one architecture; false: each network is a student of its own
+    average: bool = True  # average equal architectures; false: each network is its own student
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.distil, self.adopt]

@@ -111,29 +111,29 @@ class FedDM(Method):
     }  # fmt: skip
 
     per_class: Count = 10
-    least_examples: Count = 1  # of a class at a client, for it to be sent
+    least_examples: Count = 1  # fewest examples of a class for which a client sends images
     steps: Whole = 300
     pixel_lr: Positive = 0.1
     pixel_momentum: Fraction = 0.5
     real_batch: Count = 256
-    radius: Positive = 5.0  # of the ball around the weights in which sets are made and used
+    radius: Positive = 5.0  # radius of the ball around the weights, for clients and server
     start: Literal["real", "noise"] = "real"
     keep: bool = False  # from its second round on, a client starts from the set it made last
     outputs: Literal["both", "features", "logits"] = "both"
     augmentation: str = augment.DEFAULT
-    upload: Literal["synthetic", "real"] = "synthetic"  # "real" is the paper's control, REAL
+    upload: Literal["synthetic", "real"] = "synthetic"  # "real": real images, the control
     client_weight: Literal["uniform", "examples"] = "uniform"
     server_lr: Positive = 0.01
     server_momentum: Fraction = 0.9
     server_weight_decay: NonNegative = 5e-4
     server_epochs: Count = 500
     server_batch: Count = 256
-    replay: Whole = 0  # earlier rounds whose sets the server trains on too; in as many steps
-    server_fall: Schedule = "cosine"  # of the server's rate, in each round
+    replay: Whole = 0  # earlier rounds whose sets the server also uses, in as many steps
+    server_fall: Schedule = "cosine"  # schedule of the server's rate in each round
     server_augmentation: str = augment.DEFAULT
-    server_operations: augment.Mode = "single"  # of the augmentation, in each batch
-    aggregation: Literal["mean", "multi_krum"] = "mean"  # or only sets that are like the others
-    byzantine: Whole = 1  # liars that multi_krum stands
+    server_operations: augment.Mode = "single"  # one augmentation per batch, or all at once
+    aggregation: Literal["mean", "multi_krum"] = "mean"  # multi_krum drops sets unlike the others
+    byzantine: Whole = 1  # malicious clients that multi_krum tolerates
 
     @property
     def sends_examples(self) -> bool:

@@ -105,7 +105,7 @@ class FedDualMatch(Method):
     }  # fmt: skip
 
     per_class: Count = 10
-    least_examples: Count = 1  # of a class at a client, for it to be sent
+    least_examples: Count = 1  # fewest examples of a class for which a client sends images
     steps: Count = 200
     pixel_lr: Positive = 1.0
     pixel_momentum: Fraction = 0.5
@@ -117,28 +117,28 @@ class FedDualMatch(Method):
     deep_first: bool = True  # match the deepest layer first, then one more at a time
     sweep: bool = False  # every step goes from the deepest layer to all, an update for each
     augmentation: str = augment.DEFAULT
-    networks: Literal["step", "round"] = "step"  # how often a client draws one from the ball
+    networks: Literal["step", "round"] = "step"  # draw a network at every step, or once a round
     client_weight: Literal["uniform", "examples"] = "uniform"  # of images in fine-tuning
-    first_radius: Positive = 5.0  # of the ball in the first round, and the largest
-    radius_lr: Positive = 1.0  # η, by which the gap of gradients becomes a radius
-    lowest_radius: NonNegative = 1e-3  # below which the ball does not shrink
-    highest_radius: Positive | None = None  # none: first_radius
-    samplings: Whole = 10  # M; none switches gradient matching off
+    first_radius: Positive = 5.0  # radius of the ball in the first round, and its upper bound
+    radius_lr: Positive = 1.0  # η, factor from the gap of gradients to the radius
+    lowest_radius: NonNegative = 1e-3  # lower bound of the radius
+    highest_radius: Positive | None = None  # upper bound of the radius; none: first_radius
+    samplings: Whole = 10  # M, networks for gradient matching; 0 turns it off
     sampling_steps: Count = 10  # steps on the images for each network drawn
     sampling_lr: Positive = 0.1  # learning rate of the images in gradient matching
     tuning: Literal["adam", "sgd"] = "adam"  # the optimiser of fine-tuning
     tune_epochs: Count = 500
-    tune_steps: Whole = 0  # batches, in place of tune_epochs; none: epochs count
+    tune_steps: Whole = 0  # number of batches instead of tune_epochs; none: use epochs
     tune_batch: Count = 256
     tune_lr: Positive = 1e-3
     tune_momentum: Fraction = 0.0
     tune_weight_decay: NonNegative = 0.0
-    tune_fall: Schedule = "constant"  # of the rate, in each fine-tuning
-    tune_within: Literal["anywhere", "ball", "first_ball"] = "anywhere"  # how far w may go
+    tune_fall: Schedule = "constant"  # schedule of the rate in each fine-tuning
+    tune_within: Literal["anywhere", "ball", "first_ball"] = "anywhere"  # where fine-tuning is kept
     tune_augmentation: str = augment.DEFAULT
     interleave: bool = False  # fine-tune within the samplings instead of after them
-    aggregation: Literal["mean", "multi_krum"] = "mean"  # or only sets that are like the others
-    byzantine: Whole = 1  # liars that multi_krum stands
+    aggregation: Literal["mean", "multi_krum"] = "mean"  # multi_krum drops sets unlike the others
+    byzantine: Whole = 1  # malicious clients that multi_krum tolerates
 
     @property
     def begins_with_examples(self) -> bool:

@@ -69,10 +69,10 @@ class FedFTG(FineTuner):
     generator_width: Annotated[int, Range(2)] = 128
     distil_lr: Positive = 0.1
     distil_decay: NonNegative = 0.0
-    rate_decay: Share = 0.998  # of both rates, each round
-    discrepancy_weight: NonNegative = 1.0  # of images on which clients and server disagree
+    rate_decay: Share = 0.998  # factor of both learning rates per round
+    discrepancy_weight: NonNegative = 1.0  # weight of the disagreement between clients and server
     diversity_weight: NonNegative = 1.0
-    form: Literal["released", "compared"] = "released"  # the temperature is of the second
+    form: Literal["released", "compared"] = "released"  # the second uses temperature
     one_by_one: bool = False  # a generator's step is one for each client, as in the released code
 
     def server_state(self, server: Node[Any]) -> Memory:

@@ -86,18 +86,18 @@ class FedGen(FedAvg):
         },
     }  # fmt: skip
 
-    alpha: NonNegative = 10.0  # weight of generated features with labels of their own
-    beta: NonNegative = 10.0  # weight of the pull towards generated features of a batch's labels
-    decay: Share = 0.98  # of both weights and the generator's rate, each round
-    guided_epochs: Whole = 20  # local epochs, from the first, in which both terms count
-    free_batch: Count = 32  # generated features with labels of their own
-    bottleneck: Whole = 0  # 0: the network's own features
-    hidden: Count = 256  # of the generator
+    alpha: NonNegative = 10.0  # weight of the loss on generated features with drawn labels
+    beta: NonNegative = 10.0  # weight of the divergence from generated features of a batch's labels
+    decay: Share = 0.98  # decay of both weights and the generator's rate per round
+    guided_epochs: Whole = 20  # number of first local epochs in which both terms apply
+    free_batch: Count = 32  # generated features with drawn labels in a step
+    bottleneck: Whole = 0  # width of a layer before the head; 0: none
+    hidden: Count = 256  # hidden units of the generator
     noise_size: Count = 32
     generator_steps: Count = 50
     generator_batch: Annotated[int, Range(2)] = 128  # batch norm needs two
     generator_lr: Positive = 3e-4
-    generator_decay: NonNegative = 0.01  # of the generator's weights
+    generator_decay: NonNegative = 0.01  # weight decay of the generator
     diversity_weight: NonNegative = 1.0  # η
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:

@@ -70,8 +70,8 @@ class FedHe(Local):
 
     alpha: NonNegative = 0.5  # weight of the distance to the mean logits of a class
     rule: Literal["sgd", "adam"] = "sgd"  # the optimiser of local training
-    aggregation: Rule = "mean"  # of logits, class by class
-    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+    aggregation: Rule = "mean"  # rule for the logits of each class, see robust.md
+    byzantine: Whole = 1  # malicious clients that the rule tolerates
 
     def faults(self) -> Sequence[str]:
         if self.momentum and self.rule == "adam":

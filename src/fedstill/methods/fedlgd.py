@@ -97,23 +97,23 @@ class FedLGD(virtual.Virtual):
     }  # fmt: skip
 
     global_per_class: Count = 10  # images of each class in the global set
-    global_start: Literal["noise", "averaged_statistics"] = "noise"  # the latter shows statistics
+    global_start: Literal["noise", "averaged_statistics"] = "noise"  # noise, or clients' statistics
     local_steps: Count = 100  # steps in which a virtual set is refined
     global_steps: Count = 500  # steps in which the global set is refined
-    global_lr: Positive = 1.0  # of the global set's pixels
+    global_lr: Positive = 1.0  # learning rate of the global set's pixels
     refine_every: Whole = 5  # rounds between refinements; 0: never
     refine_until: Whole = 50  # the last t of a refinement
-    regulariser: Regulariser = "contrastive"  # what draws features to those of the global set
-    weight: NonNegative = 10.0  # λ, of the regulariser
+    regulariser: Regulariser = "contrastive"  # term that pulls features to those of the global set
+    weight: NonNegative = 10.0  # λ, weight of the regulariser
     temperature: Positive = 0.07
     lr: Positive = 0.01
     epochs: Count = 1
     batch_size: Count = 32
-    local_update: LocalUpdate = "plain"  # or with FedProx's term, or with SCAFFOLD's controls
+    local_update: LocalUpdate = "plain"  # plain, with FedProx's term, or with SCAFFOLD's controls
     mu: NonNegative = 0.01  # weight of FedProx's term, if local_update has it
-    aggregation: Rule = "mean"  # of weights
-    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
-    bound: Positive | None = None  # of norm_bound: the longest change; none: the median length
+    aggregation: Rule = "mean"  # rule for weights, see robust.md
+    byzantine: Whole = 1  # malicious clients that the rule tolerates
+    bound: Positive | None = None  # of norm_bound: largest norm of an update; none: the median norm
 
     def faults(self) -> Sequence[str]:
         return [*super().faults(), *self.joining.faults()]

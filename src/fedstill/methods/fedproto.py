@@ -83,12 +83,12 @@ class FedProto(Local):
     momentum: Fraction = 0.5
     pull: NonNegative = 1.0  # λ, weight of the distance to the global prototypes
     weighting: Literal["uniform", "examples"] = "uniform"
-    # answers by the head, or by the nearest prototype
+    # predict with the head, or by the nearest prototype
     inference: Literal["head", "prototype"] = "head"
-    feature_width: Count = 512  # where clients' own widths differ
-    joining: heads.Joining = "linear"  # to that width: by a layer, or as means of stretches
-    aggregation: Rule = "mean"  # of prototypes, class by class
-    byzantine: Whole = 1  # liars that trimmed_mean and multi_krum stand
+    feature_width: Count = 512  # common width of features, if clients' widths differ
+    joining: heads.Joining = "linear"  # to that width: by a linear layer, or by average pooling
+    aggregation: Rule = "mean"  # rule for prototypes, class by class, see robust.md
+    byzantine: Whole = 1  # malicious clients that the rule tolerates
 
     def each_round(self) -> Sequence[Step]:
         steps = [self.broadcast, self.learn, self.aggregate]

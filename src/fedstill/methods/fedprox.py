@@ -20,7 +20,7 @@ from fedstill.parts.drift import proximal
 class FedProx(FedAvg):
     """The local loss gains mu/2 · ||w - w_global||² over all trainable parameters."""
 
-    mu: NonNegative = 0.01  # weight of the term that holds clients near the global weights
+    mu: NonNegative = 0.01  # weight of the proximal term
 
     def objective(
         self,

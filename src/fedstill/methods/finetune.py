@@ -66,9 +66,9 @@ class FineTuner(Method):
     uses_statistics: ClassVar[bool] = False  # losses look at the clients' batch norms
     aggregate: ClassVar[Any]
 
-    base: Method = FEDAVG  # the averaging method whose result is taught, a table of its own
-    role: Role = "fine_tune"  # teach the base's mean, or clients that go on alone
-    iterations: Whole = 10  # turns of teaching in each round; none leaves the base
+    base: Method = FEDAVG  # the method whose result is fine-tuned, a table of its own
+    role: Role = "fine_tune"  # fine-tune the aggregate, or learn from clients that train alone
+    iterations: Whole = 10  # turns of distillation per round; 0: only the base
     generator_steps: Count = 5
     distil_steps: Count = 2
     generator_batch: Annotated[int, Range(2)] = 64  # batch norm needs two
@@ -79,9 +79,9 @@ class FineTuner(Method):
     distil_momentum: Fraction = 0.0
     distil_decay: NonNegative = 1e-4
     temperature: Positive = 10.0
-    feedback: bool = True  # clients go on from what was taught; false: it is scored alone
+    feedback: bool = True  # clients continue from the distilled model; false: it is only scored
     reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn
-    fresh_optimizers: bool = False  # in every turn; else in every round
+    fresh_optimizers: bool = False  # reset optimisers in every turn; otherwise in every round
 
     def faults(self) -> Sequence[str]:
         if not isinstance(self.base, Method):

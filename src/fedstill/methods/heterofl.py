@@ -77,17 +77,17 @@ class HeteroFL(FedAvg):
         "small": {"lr": 0.1, "batch_size": 8, "rho": 2},  # widths 1, 1/2, 1/4 for three clients
     }  # fmt: skip
 
-    rho: Whole = 5  # ρ, how fast budgets fall from client to client; 0: all are whole
+    rho: Whole = 5  # ρ, how fast budgets fall from client to client; 0: all are full
     sigma: Whole = 4  # σ, the narrowest budget is (1/2)^σ
     # share of each hidden layer for each client, in place of ρ and σ
     budgets: tuple[float, ...] = ()
     weighting: Literal["examples", "uniform", "width"] = "examples"  # type: ignore[assignment]
-    scaler: bool = True  # divide what a narrow layer makes by its rate, in training
-    # logits of classes a client lacks are zero; its rows for them not averaged
+    scaler: bool = True  # in training, divide the output of a narrow layer by its share
+    # zero the logits of classes a client lacks; do not average their rows
     masked: bool = False
-    head_rows: Literal["all", "held"] = "all"  # of which classes the head's rows are averaged
-    norm_statistics: Literal["batch", "clients"] = "batch"  # by which static norms are evaluated
-    score_parts: bool = False  # clients keep their parts, scored on their own test sets
+    head_rows: Literal["all", "held"] = "all"  # classes whose rows of the head are averaged
+    norm_statistics: Literal["batch", "clients"] = "batch"  # of static norms, in evaluation
+    score_parts: bool = False  # score clients' submodels on their own test sets
 
     def faults(self) -> Sequence[str]:
         lines = submodels.budget_faults(self.budgets)

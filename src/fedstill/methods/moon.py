@@ -36,9 +36,9 @@ class Moon(FedAvg):
 
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 1e-5
-    mu: NonNegative = 1.0  # weight of the contrast between global and own last features
+    mu: NonNegative = 1.0  # weight of the contrastive term
     temperature: Positive = 0.5
-    projection: Count = 256  # width of what the classifier sees
+    projection: Count = 256  # width of the projection, the classifier's input
     hidden: Whole = 0  # width of the projection's hidden layer; none: that of the features
 
     def server_state(self, server: Node[Any]) -> Global:

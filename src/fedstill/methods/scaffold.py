@@ -72,7 +72,7 @@ class Scaffold(FedAvg):
 
     weighting: Literal["examples", "uniform"] = "uniform"
     server_lr: Positive = 1.0
-    correction: Literal["gradient", "step"] = "gradient"  # what controls are added to
+    correction: Literal["gradient", "step"] = "gradient"  # what the controls correct
 
     def faults(self) -> Sequence[str]:
         wrong = list(super().faults())

@@ -82,17 +82,17 @@ class VHL(FedAvg):
     }  # fmt: skip
 
     alpha: NonNegative = 1.0  # weight of the virtual images' cross-entropy
-    weight: NonNegative = 1.0  # λ, of the contrast of real and virtual features
-    virtual_contrast: NonNegative = 0.1  # of the second term, on virtual images alone
+    weight: NonNegative = 1.0  # λ, weight of the contrast of real and virtual features
+    virtual_contrast: NonNegative = 0.1  # weight of the contrast among virtual images only
     temperature: Positive = 0.07
-    aligned_epochs: Whole = 5  # local epochs, from the first, in which λ counts
-    # virtual classes are outputs of their own, or the real ones
+    aligned_epochs: Whole = 5  # number of first local epochs in which λ applies
+    # virtual classes have extra outputs, or the real classes' outputs
     labels: Literal["extra", "same"] = "extra"
     per_class: Count = 200  # virtual images
     virtual_batch: Count = 128  # virtual images in a step
     generator: Untrained = "style"
     generator_width: Count = 32
-    deviation: Positive = 0.1  # of latents around the mean of their class
+    deviation: Positive = 0.1  # standard deviation of latents around their class mean
     sharing: Literal["seed", "images"] = "seed"  # whether the server sends a seed or the images
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:

@@ -65,12 +65,12 @@ class Virtual(Method):
     per_class: Count = 10
     # steps in which the clients' virtual sets are matched before the first round
     warm_up_steps: Count = 10_000
-    warm_up_network: MatchingNetwork = "own"  # "convnet": whatever the client trains
+    warm_up_network: MatchingNetwork = "own"  # own: the client's architecture; or always a ConvNet
     start: Start = "statistics"
     pixel_lr: Positive = 1.0
     pixel_momentum: Fraction = 0.5
     real_batch: Count = 256
-    eight_bits: bool = False  # virtual sets as if kept in image files: clipped and rounded
+    eight_bits: bool = False  # clip and round virtual sets, as if kept in image files
     augmentation: str = augment.DEFAULT
 
     def faults(self) -> Sequence[str]:

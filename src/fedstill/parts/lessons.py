@@ -169,7 +169,7 @@ class Turns(NamedTuple):
     student_steps: int
     size: int  # images in a step
     reuse_draws: bool = False  # one draw of noise and labels for all steps of a turn
-    fresh_optimizers: bool = False  # in every turn; else in every round
+    fresh_optimizers: bool = False  # reset optimisers in every turn; otherwise in every round
 
 
 class Teaching(NamedTuple):
