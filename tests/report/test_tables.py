@@ -230,7 +230,7 @@ def test_amounts_have_three_digits_and_a_unit():
 @pytest.mark.parametrize(
     ("seeds", "says"),
     [
-        (1, "accuracies in percent, seed 0 alone"),
+        (1, "accuracies in percent, only seed 0"),
         (3, "accuracies in percent, mean ± sample standard deviation over seeds 0, 1, 2"),
         (6, "accuracies in percent, mean ± sample standard deviation over 6 seeds"),
     ],

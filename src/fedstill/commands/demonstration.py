@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedstill.runs.grid import Cell
 
 PARTS = {
-    "networks": "Five sites with different looks and different networks",
+    "networks": "Five clients with different domains and different networks",
     "bytes": "One common network, and a budget of bytes",
 }
 LONGEST_FIRST = ("feddm", "desa", "fedproto", "local", "scaffold", "fedavg")

@@ -412,14 +412,14 @@ def _explained(
     over = seeds if seeds.endswith("seeds") else f"seeds {seeds}".strip()
     lines = [f"{unit}, mean ± {after[spread]} over {over}"]
     if not any(len(group.seeds) > 1 for group in section.groups):
-        lines = [f"{unit}, {f'seed {seeds} alone' if seeds else 'one seed each'}"]
+        lines = [f"{unit}, {f'only seed {seeds}' if seeds else 'one seed each'}"]
     if against:
         lines.append(
             f"against {against}: mean difference over the seeds that both have, its 95 % "
             "confidence interval, and p of a two-sided paired t-test, not corrected for the "
             "number of rows"
         )
-    lines.append("bytes of all rounds, each message counted once, however many hear it")
+    lines.append("bytes of all rounds, each message counted once, not per receiver")
     if section.held_out:
         lines.append(
             "scored on training examples that were held out, not on the test sets: for choosing "
@@ -433,7 +433,7 @@ def _explained(
         lines.append(f"best round: chosen on {where}")
     if SERVER_SCORE not in _scores(section):
         lines.append(
-            "where clients keep their own models, a column is the mean of all models on that test "
+            "if clients keep their own models, a column is the mean of all models on that test "
             "set; global: every model on every test set; inter: on the others'; local: on its "
             "own; one common model has one value for all three"
         )
