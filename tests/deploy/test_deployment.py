@@ -392,6 +392,12 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     key = told.split("key by telephone: ")[1].split()[0]
     assert "north.pem is missing" in run("site", "check", place)
     assert f"for the key {key}" in run("deploy", "sign", str(out), f"{place}/north.csr")
+    assert "another key" not in run("deploy", "sign", str(out), f"{place}/north.csr")
+    (tmp_path / "else").mkdir()
+    foreign = certificates.request(tmp_path / "else", "north")
+    again = run("deploy", "sign", str(out), str(foreign))
+    assert f"north has a certificate for another key, {key}, which stays valid" in again
+    run("deploy", "sign", str(out), f"{place}/north.csr")
     (Path(place) / "north.pem").write_bytes(
         (out / "coordinator" / "signed" / "north.pem").read_bytes()
     )

@@ -28,7 +28,7 @@ from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.exchange import Loopback
 from fedstill.sites.site import Policy, Site
-from fedstill.sites.words import Act, Acted, Hello, Over, Present, Refused
+from fedstill.sites.words import Act, Acted, Examine, Hello, Over, Present, Refused
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.at_sites import STANDING
 from fedstill.wire import codec
@@ -265,6 +265,19 @@ def test_a_coordinator_that_asks_for_scores_without_end_is_refused(tmp_path: Pat
     again = at_sites.sites(method, world, tmp_path, rounds=1)["c0"]  # what was asked before counts
     assert "more than 4 different scores" in refusal(again, asked[4])
     assert "scores of round 2, but the recipe has 1" in refusal(again, asked[0].replace(round=2))
+
+
+def test_a_coordinator_that_asks_without_end_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstill.sites.site.MOST_LOG", 2000)
+    engine = at_sites.engine_at(Diarist(), worlds.pictures(), "c0", rounds=1)
+    site = Site(engine, replace(STANDING, node="c0"), folder=tmp_path, policy=Policy(most_acts=2))
+    for number in range(100):
+        site.answer(words.written(act(step="tell", channels="never", after=f"{number:064x}")))
+        site.answer(words.written(Examine("trial", "c0", 1, f"{number:064x}", None)))
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2 + site.most_scores
+    assert (tmp_path / "answers.csv").stat().st_size < 2500
 
 
 def test_a_sender_who_takes_no_part_is_refused(site: Site) -> None:

@@ -144,7 +144,13 @@ def sign(
         from fedstill.sites.certificates import key_digest
 
     for file in requests:
+        before = folders.signed_for(folder, file.stem)
         signed = folders.sign(folder, file, days)
+        if before is not None and before != key_digest(signed):
+            typer.echo(
+                f"{file.stem} has a certificate for another key, {spoken(before)}, which stays "
+                "valid: did it lose that key, or does somebody else ask in its name?"
+            )
         typer.echo(
             f"signed {signed} for the key {spoken(key_digest(signed))}; if {file.stem} tells you "
             "the same number, on another way than the request came, send it back"

@@ -168,6 +168,12 @@ def sign(out: Path, file: Path, days: int = 365) -> Path:
     return target
 
 
+def signed_for(out: Path, name: NodeId) -> str | None:
+    """The digest of the key that a certificate was signed for; None where there is none yet."""
+    path = out / COORDINATOR / "signed" / f"{safe(name)}.pem"
+    return certificates.key_digest(path) if path.exists() else None
+
+
 def read_deployment(folder: Path) -> Deployment:
     """What a folder of a deployment says; its names are those of files, so they are looked at."""
     found: Deployment = _read(Deployment, folder / AGREEMENT, "deployment", _not_one(folder))

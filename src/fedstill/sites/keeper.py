@@ -129,16 +129,22 @@ class Keeper:
         digest = _digest(request)
         return any(act == other and known != digest for known, other in self._asked.items())
 
-    def count(self, act: str, request: bytes) -> int:
-        """How many different acts, or scores, were asked for, with this; on the disk then."""
+    def allowed(self, act: str, request: bytes, most: int) -> bool:
+        """Whether no more than `most` different acts, or scores, were asked for, with this.
+
+        It is on the disk then; what is beyond is not kept, however often others are asked for.
+        """
         digest = _digest(request)
-        if digest not in self._asked:
-            if self.folder is not None:
-                with _on_disk(self.folder):
-                    _add_line(self.folder / "asked", f"{digest} {act}")
-            self._asked[digest] = act
+        if digest in self._asked:
+            return True
         scores = act.startswith(SCORES)
-        return sum(other.startswith(SCORES) == scores for other in self._asked.values())
+        if sum(other.startswith(SCORES) == scores for other in self._asked.values()) >= most:
+            return False
+        if self.folder is not None:
+            with _on_disk(self.folder):
+                _add_line(self.folder / "asked", f"{digest} {act}")
+        self._asked[digest] = act
+        return True
 
     def _kept(self, node: NodeId) -> str:
         states = self.engine.states

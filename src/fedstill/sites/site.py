@@ -52,6 +52,7 @@ from fedstill.sites.words import (
 )
 from fedstill.wire import codec
 
+MOST_LOG = 1 << 26  # bytes; a coordinator may ask without end, and a disk has one
 COLUMNS = ("at", "round", "asked", "bytes_in", "bytes_out", "seconds", "said")
 
 
@@ -217,7 +218,7 @@ class Site:
                 f"it has played {act.step} of round {act.round} for another inbox or memory; under "
                 "privacy an act is released once"
             )
-        if self.keeper.count(place, content) > self.most_acts:
+        if not self.keeper.allowed(place, content, self.most_acts):
             raise SiteError(
                 f"it was asked for more than {self.most_acts} different acts, the most that its "
                 "policy allows (most_acts)"
@@ -300,7 +301,7 @@ class Site:
                 f"it was asked for scores of round {round}, but the recipe has "
                 f"{engine.experiment.rounds}"
             )
-        if self.keeper.count(f"{SCORES} {round}", data) > self.most_scores:
+        if not self.keeper.allowed(f"{SCORES} {round}", data, self.most_scores):
             raise SiteError(
                 f"it was asked for more than {self.most_scores} different scores, twice what the "
                 "recipe plans: whoever may ask without end learns its tests"
@@ -331,7 +332,8 @@ class Site:
             return
         try:
             with (self.folder / "failures.log").open("a", encoding="utf-8") as file:
-                file.write(f"{_now()}\n{''.join(traceback.format_exception(error))}\n")
+                if file.tell() < MOST_LOG:
+                    file.write(f"{_now()}\n{''.join(traceback.format_exception(error))}\n")
         except OSError:
             return  # the disk is full: the coordinator is told all the same
 
@@ -353,10 +355,12 @@ class Site:
 
 
 def append(path: Path, line: Line) -> None:
-    """One more row of the site's log; a full disk does not end the run."""
+    """One more row of the site's log, up to `MOST_LOG`; a full disk does not end the run."""
     try:
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
+            if file.tell() >= MOST_LOG:
+                return
             if not file.tell():
                 writer.writerow(COLUMNS)
             writer.writerow(["" if v is None else v for v in vars(line).values()])
