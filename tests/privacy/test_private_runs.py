@@ -273,6 +273,16 @@ def test_the_papers_mechanism_runs_warns_and_reports_no_epsilon() -> None:
     assert {row.mechanism for row in log.privacy} == {"batch gradients"}
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "sigma"), [(4.845, 1.0), (1.615, 3.0), (0.969, 5.0), (8.07, 0.6)]
+)
+def test_the_noise_levels_that_papers_print_are_had_by_a_budget(
+    epsilon: float, sigma: float
+) -> None:
+    paper = Privacy(epsilon, 1e-5, mechanism="paper", clip=5.0)
+    assert paper.terms("c0").sigma == pytest.approx(sigma, rel=1e-3)
+
+
 def test_the_form_of_desas_code_runs_and_reports_no_epsilon_either() -> None:
     code = replace(BUDGET, mechanism="desa", clip=2.0)
     _, log = worlds.played(method("desa"), worlds.pictures(), 1, privacy=code)
