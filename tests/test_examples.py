@@ -62,6 +62,34 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     assert with_it != pytest.approx(plain, abs=0.7)
 
 
+def test_without_personal_layers_clients_are_fedavgs_and_with_them_less_travels(
+    printed: Callable[..., str],
+) -> None:
+    text = printed("personal_layers.py")
+    assert f"Personal: 0 of {len(CHECKS)} broken" in text
+    table = rows(text)
+    local, up = (table["method"].index(name) for name in ("local", "bytes up"))
+    assert table["personal none"][local] == table["fedavg"][local]
+    assert table["personal none"][up] == table["fedavg"][up]
+    whole, head, norms = (
+        float(table[f"personal {name}"][up].split()[0]) for name in ("none", "head", "norms")
+    )
+    assert head < norms < whole
+
+
+def test_a_student_that_nobody_teaches_is_fedavgs_beside_mentors_of_any_network(
+    printed: Callable[..., str],
+) -> None:
+    text = printed("small_student.py")
+    assert f"FedKD: 0 of {len(CHECKS)} broken" in text
+    table = rows(text)
+    average, up = (table["method"].index(name) for name in ("average", "bytes up"))
+    plain, untaught, taught = (float(table[n][average]) for n in ("fedavg", "fedkd-0", "fedkd"))
+    assert untaught == pytest.approx(plain, abs=0.7)  # rounding may turn one example of 150
+    assert taught != pytest.approx(plain, abs=0.05)
+    assert table["fedkd"][up] == table["fedavg"][up]
+
+
 def test_in_one_dimension_feddm_comes_lower_than_fedavg_and_both_are_drawn(
     tmp_path: Path, printed: Callable[..., str]
 ) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
-from fedstill.core import Data
+from fedstill.core import Data, Model, Node, Weights
 from fedstill.core.seeds import generator
+from fedstill.models import MLP
 from fedstill.parts import class_tables
-from fedstill.parts.class_tables import ClassTable, exact_averages
+from fedstill.parts.class_tables import ClassTable, class_averages, exact_averages
+from fedstill.testing.worlds import finished
 
 
 def test_averages_are_the_means_of_the_classes_held() -> None:
@@ -27,6 +32,24 @@ def test_averages_do_not_depend_on_how_the_pass_is_cut(monkeypatch: pytest.Monke
     assert torch.allclose(whole.rows, cut.rows, atol=1e-6)
     for row, c in enumerate(whole.classes.tolist()):
         assert torch.allclose(whole.rows[row], torch.tanh(x[y == c]).mean(0), atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Squares:
+    """The squares of features."""
+
+    model: Model
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        return self.model.features(weights, x).square()
+
+
+def test_anything_that_looks_at_examples_can_be_averaged() -> None:
+    model, x = MLP((2,), 3, hidden=()), torch.tensor([[1.0, 0.0], [3.0, 2.0], [4.0, 5.0]])
+    node: Node[None] = Node("c", 1, None, model=model, data=Data.of(x, torch.tensor([2, 2, 0])))
+    nothing = ClassTable.empty(3, 2, "cpu")
+    means = finished(class_averages(node, Squares(model), model.init(0), nothing))
+    assert means.rows.tolist() == [[16, 25], [5, 2]] and means.classes.tolist() == [0, 2]
 
 
 def test_a_table_takes_the_plain_mean_over_holders() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +81,16 @@ class Logits:
         return self.model(weights, x)
 
 
-Look = Features | Logits
+class Look(Protocol):
+    """What is averaged of examples: features, logits, or anything else [example, entry].
+
+    A frozen dataclass, so that equal ones are stacked.
+    """
+
+    @property
+    def model(self) -> Model: ...
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor: ...
 
 
 async def class_averages(
