@@ -5,11 +5,13 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fedstill import recipe as config
 from fedstill.commands import starting
-from small_recipes import fedstill
+from small_recipes import fedstill, write_client
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +50,38 @@ def test_without_options_or_a_terminal_there_are_two_methods_on_embedded_data(tm
     assert "#   fedstill compare runs/mine             what came of it\n" in text
 
 
+def test_a_folder_of_ones_own_becomes_the_clients_that_lie_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_client(Path("east.npz").absolute(), 0)
+    for number, name in enumerate(("north", "south/train", "south/test")):
+        for kind in ("0", "1", "2"):
+            place = Path("photos", name, kind)
+            place.mkdir(parents=True)
+            for image in range(5):
+                pixels = np.full((8 + number, 8), 80 * int(kind) + image, np.uint8)
+                Image.fromarray(pixels).save(place / f"{image}.png")
+    Path("east.npz").rename("photos/east.npz")
+    Path("photos/notes").mkdir()
+    said = fedstill("init", "--data", "photos", "--method", "fedavg", "--rounds", 1)
+    assert said.code == 0 and "found in photos: east, north, south\n" in said.out, said.err
+    data = tomllib.loads(Path("recipe.toml").read_text())["data"]
+    assert (data["name"], data["data_dir"], data["size"]) == ("own", "photos", 32)
+    assert data["options"]["clients"] == {"east": "east.npz", "north": "north", "south": "south"}
+    done = fedstill("run", "recipe.toml", "--quick", "--quiet", "models.width=4", "data.channels=3")
+    assert done.code == 0, done.err
+
+
+def test_one_client_is_said_to_be_split_by_an_option_and_vectors_get_a_network_for_them(tmp_path):
+    rows = np.eye(12, 4, dtype=np.float32)
+    np.savez(tmp_path / "ward.npz", train_features=rows, train_labels=np.arange(12) % 2)
+    said = fedstill("init", tmp_path / "one.toml", "--data", tmp_path / "ward.npz")
+    assert said.code == 0 and "ward alone; --clients splits what it holds" in said.out
+    said = fedstill("init", tmp_path / "two.toml", "--data", tmp_path / "ward.npz", "--clients", 2)
+    assert said.code == 0 and "alone" not in said.out
+    tables = tomllib.loads((tmp_path / "two.toml").read_text())
+    assert tables["models"]["name"] == "mlp" and tables["data"]["partition"]["clients"] == 2
+
+
 def test_a_recipe_that_is_there_is_not_written_over(tmp_path):
     (tmp_path / "recipe.toml").write_text("mine")
     said = fedstill("init", tmp_path / "recipe.toml")
@@ -60,6 +94,8 @@ def test_a_recipe_that_is_there_is_not_written_over(tmp_path):
     [
         (("--method", "fedavgg"), "did you mean 'fedavg'"),
         (("--data", "digit5"), "did you mean 'digits5'"),
+        (("--data", "own"), "name the folder instead, e.g. --data photos"),
+        (("--data", str(ROOT / "constraints")), "there is no client at"),
         (("--alpha", 0.5), "say how many with --clients"),
         (("--from", "feddm/cifar10-dir10-05"), "did you mean 'feddm/cifar10-dir10-0.5'"),
     ],

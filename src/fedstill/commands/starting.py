@@ -28,7 +28,12 @@ def init(
         typer.Option(metavar="NAME", help="A method; may be repeated. See fedstill methods."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A data set. See fedstill data.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A data set, see fedstill data; or a folder of your own with a folder of class "
+            "folders, or an .npz file, for each client.",
+        ),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Split the data among this many clients.")
@@ -72,7 +77,7 @@ def init(
 def asked() -> dict[str, Any]:
     """The same from a few questions."""
     methods = typer.prompt("Methods, e.g. fedavg, feddm, desa", default="fedavg, feddm")
-    data = typer.prompt("Data set (fedstill data lists them)", default="digits5")
+    data = typer.prompt("Data set (fedstill data lists them), or your folder", default="digits5")
     clients = typer.prompt("Clients to split it among; 0 keeps its own", default=0, type=int)
     alpha = None
     if clients:
@@ -96,7 +101,7 @@ def written(path: Path, given: dict[str, Any]) -> str:
     if given["alpha"] is not None and given["clients"] is None:
         raise RecipeError("--alpha splits data among clients; say how many with --clients")
     name = path.stem if path.stem != "recipe" else "first"
-    data: dict[str, Any] = {"name": given["data"] or "digits5"}
+    data, network = _data(given["data"] or "digits5", whole=given["clients"] is None)
     if given["clients"]:
         kind = {"kind": "iid"} if given["alpha"] is None else {"kind": "dirichlet"}
         share = {} if given["alpha"] is None else {"alpha": given["alpha"]}
@@ -104,14 +109,40 @@ def written(path: Path, given: dict[str, Any]) -> str:
     tables = {
         "run": {"name": name, "rounds": given["rounds"] or 10},
         "data": data,
-        "models": {"name": given["model"] or "convnet"},
+        "models": {"name": given["model"] or network},
     }
     methods = given["method"] or ["fedavg", "feddm"]
     text = _head(path.name, name) + "\n" + toml_text(tables)
+    if "size" in data:
+        line = f"size = {data['size']}"
+        text = text.replace(line, f"{line}  # every image becomes so many pixels a side", 1)
     text += "".join(map(_method, methods))
     text += '\n[quick]\n"run.rounds" = 1\n"method.preset" = "small"\n'
     config.checked(tomllib.loads(text))
     return text
+
+
+def _data(name: str, *, whole: bool) -> tuple[dict[str, Any], str]:
+    """The table of a data set, or of what lies in a folder of one's own, and a network for it."""
+    from fedstill.core.errors import RecipeError
+    from fedstill.data.catalogue import DATASETS
+    from fedstill.data.found import found_at
+
+    if name == "own":
+        raise RecipeError(
+            "--data own: name the folder instead, e.g. --data photos, which holds a folder of "
+            "class folders, or an .npz file, for each client"
+        )
+    path = Path(name)
+    if name in DATASETS or not (path.is_dir() or (path.suffix == ".npz" and path.is_file())):
+        return {"name": name}, "convnet"
+    found = found_at(path)
+    alone = " alone; --clients splits what it holds" if len(found.clients) == 1 and whole else ""
+    typer.echo(f"found in {found.folder}: {', '.join(found.clients)}{alone}")
+    size = {} if found.size is None else {"size": found.size}
+    where = {"data_dir": str(found.folder), **size}
+    table = {"name": "own", **where, "options": {"clients": found.clients}}
+    return table, "mlp" if found.vectors else "convnet"
 
 
 def shipped(name: str) -> str:

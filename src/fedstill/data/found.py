@@ -1,0 +1,81 @@
+"""What lies in a folder of a user's own data: which clients there are, and of which form."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from fedstill.core.errors import DataError
+from fedstill.data.folders import LAYOUTS, SUFFIXES
+
+LOOKED_AT = 200  # images whose sizes are compared
+LARGE = 64  # pixels a side, from which on an image is brought to SMALL unless told otherwise
+SMALL = 32
+
+
+@dataclass(frozen=True)
+class Found:
+    """Clients' names and their paths below a folder, as the data set `own` takes them."""
+
+    folder: Path
+    clients: dict[str, str]
+    vectors: bool = False  # feature vectors in place of images
+    size: int | None = None  # pixels a side that images should be brought to
+
+
+def found_at(place: Path) -> Found:
+    """The clients at a path: one that is a file or a folder of classes, or all in a folder."""
+    if _is_client(place):
+        folder, clients = place.parent, {place.stem if place.is_file() else place.name: place.name}
+    else:
+        inside = sorted(place.iterdir()) if place.is_dir() else []
+        folder = place
+        clients = {p.stem if p.is_file() else p.name: p.name for p in inside if _is_client(p)}
+    if not clients:
+        raise DataError(f"there is no client at {place}; for each there must be {LAYOUTS}")
+    paths = [folder / name for name in clients.values()]
+    vectors = any(_has_features(path) for path in paths if path.is_file())
+    return Found(folder, clients, vectors, _size([path for path in paths if path.is_dir()]))
+
+
+def _is_client(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".npz"
+    if not path.is_dir():
+        return False
+    below = [child for child in path.iterdir() if child.is_dir()]
+    if any(child.name == "train" for child in below):
+        below = [child for child in (path / "train").iterdir() if child.is_dir()]
+    return any(_is_image(file) for child in below for file in child.iterdir())
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def _has_features(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return "train_features.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a whole .npz file") from error
+
+
+def _size(folders: list[Path]) -> int | None:
+    """What images are brought to if they are large or of several sizes; None where they fit."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:  # said when they are read
+        return None
+    sizes = set()
+    for folder in folders:
+        for path in islice(filter(_is_image, folder.rglob("*")), LOOKED_AT):
+            try:
+                with Image.open(path) as image:
+                    sizes.add(image.size)
+            except (OSError, UnidentifiedImageError):  # named when they are read
+                continue
+    one_size = len(sizes) <= 1 and all(side <= LARGE for sides in sizes for side in sides)
+    return None if one_size else SMALL
