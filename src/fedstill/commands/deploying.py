@@ -274,7 +274,8 @@ def join(
         int | None,
         typer.Option(
             metavar="N",
-            help="Answer at most this many requests.  [default: twice the recipe's steps]",
+            help="Answer at most this many different requests.  "
+            "[default: twice the recipe's steps]",
         ),
     ] = None,
     most_epsilon: Annotated[
