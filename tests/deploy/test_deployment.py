@@ -30,9 +30,10 @@ from fedstill.deploy.place import faults
 from fedstill.recipe import checked
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import recipes as runs
-from fedstill.sites import certificates, zenoh
+from fedstill.sites import certificates, words, zenoh
 from fedstill.sites.away import Patience
-from fedstill.sites.site import Policy
+from fedstill.sites.site import Policy, Site
+from fedstill.sites.words import Act
 from small_deployment import NAMES, free_port, recipe_for, rows, write_data
 
 
@@ -187,6 +188,46 @@ def test_a_stopped_coordinator_goes_on_and_the_tables_are_those_of_one_process(
         assert rows(folder, table) == rows(alone, table)
     assert "connected" in consortium.said["north"]
     assert consortium.said["north"][-1] == "the run is over"
+
+
+def test_who_has_not_answered_when_the_coordinator_is_stopped_is_not_absent(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium = make("run.rounds=2").joined()
+    alone = runs.begin(recipe_for(consortium.data), tmp_path / "alone")
+    monkeypatch.setattr(zenoh, "AGAIN", 0.2)  # a step takes longer than one asking
+    folder, stopped, released = consortium.out / "coordinator" / "run", [], threading.Event()
+    answer = Site.answer
+
+    def slow(site: Site, data: bytes) -> bytes:
+        if isinstance(words.read(data), Act) and site.name == "west" and not stopped:
+            stopped.append(ask_to_stop(folder))
+            released.wait(60)
+        return answer(site, data)
+
+    monkeypatch.setattr(Site, "answer", slow)
+    threads = [consortium.site(name) for name in NAMES]
+    with pytest.raises(SiteError, match=r"stopped before all sites had answered; go on with"):
+        coordinator.start(consortium.out, lambda line: None)
+    released.set()
+    coordinator.start(consortium.out, lambda line: None)
+    for thread in threads:
+        thread.join(120)
+    assert not [row for row in rows(folder, "notes.csv") if row["kind"] == "absent"]
+    for table in ("metrics.csv", "messages.csv"):
+        assert rows(folder, table) == rows(alone, table)
+
+
+def test_a_stop_while_sites_are_waited_for_is_said_as_such(make: Made) -> None:
+    consortium = make().joined()
+    folder = consortium.out / "coordinator" / "run"
+
+    def stopping(line: str) -> None:
+        if line.startswith("waiting"):
+            ask_to_stop(folder)
+
+    with pytest.raises(SiteError, match=r"^stopped while sites were waited for"):
+        coordinator.start(consortium.out, stopping)
 
 
 def test_a_coordinator_that_is_started_again_goes_on_without_a_site_that_is_gone(

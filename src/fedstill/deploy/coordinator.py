@@ -21,16 +21,12 @@ from fedstill.runs.digest import of_recipe
 from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.away import Away, Patience
-from fedstill.sites.exchange import Connection
+from fedstill.sites.exchange import Connection, Stopped
 from fedstill.sites.words import Present
 from fedstill.sites.zenoh import COORDINATOR, Calls
 
 Say = Callable[[str], None]
 RUN = "run"  # the run folder, below the coordinator's
-
-
-class Stopped(SiteError):
-    """Somebody asked the run to stop."""
 
 
 Connect = Callable[[Path, Deployment, Patience, Board], Connection]
@@ -140,6 +136,8 @@ def _wait(
     missing = calls.here.wait_for(sites, first, lambda: board.stopped)
     if len(sites) - len(missing) < enough and first < patience.start:
         missing = calls.here.wait_for(sites, patience.start - first, lambda: board.stopped)
+    if missing and board.stopped:
+        raise Stopped("stopped while sites were waited for; begin with `fedstill deploy start`")
     if missing and len(sites) - len(missing) >= enough:
         say(f"going on without {', '.join(sorted(missing))}, absent until back")
     elif missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from fedstill.engines.scoring import Scores
 from fedstill.metrics import chosen
 from fedstill.privacy.accounting import LEAST_SIGMA
 from fedstill.sites import words
-from fedstill.sites.exchange import Exchange, Silence
+from fedstill.sites.exchange import Exchange, Silence, Stopped
 from fedstill.sites.own_node import OwnNode
 from fedstill.sites.words import (
     BLANK,
@@ -117,7 +118,8 @@ class Away(OwnNode):
         """Tell the sites that the run has ended; who does not hear it waits on."""
         run, clients = self.standing.run, self.population.clients
         told: dict[NodeId, Record] = {node: Over(run, node) for node in clients}
-        self._asked(Done, told, self.experiment.rounds, "over", min(10.0, self.patience.step))
+        with suppress(Stopped):
+            self._asked(Done, told, self.experiment.rounds, "over", min(10.0, self.patience.step))
 
     def save(
         self,

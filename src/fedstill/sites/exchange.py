@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fedstill.core.errors import SiteError
 from fedstill.core.records import NodeId
+
+
+class Stopped(SiteError):
+    """Somebody asked the run to stop."""
+
+
+IN_A_STEP = (
+    "stopped before all sites had answered; go on with `fedstill deploy start`: what they have "
+    "done meanwhile is not lost"
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,11 @@ class Exchange(Protocol):
     def ask(
         self, requests: Mapping[NodeId, bytes], seconds: float
     ) -> Mapping[NodeId, bytes | Silence]:
-        """The answer of each site, in so many seconds for all together; else why there is none."""
+        """The answer of each site, in so many seconds for all together; else why there is none.
+
+        Told to stop before all have answered it raises `Stopped`: nobody is absent because of that,
+        and who has answered does so again when the run goes on.
+        """
 
 
 class Roster(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedstill.core.errors import told
 from fedstill.core.records import NodeId
-from fedstill.sites.exchange import Silence
+from fedstill.sites.exchange import IN_A_STEP, Silence, Stopped
 
 PART = "fedstill"  # the record in which bytes travel
 KIND = "query.fedstill"  # the message type that the ClientApp answers
@@ -102,9 +102,9 @@ class Nodes:
             self._give_up(open_, found)
             if open_:
                 time.sleep(min(self.poll, left))
+        if open_ and self.stopped():
+            raise Stopped(IN_A_STEP)
         late = Silence(f"no answer within {seconds:g} s")
-        if self.stopped():
-            late = Silence("the coordinator was told to stop")
         return {**found, **dict.fromkeys(open_, late)}
 
     def close(self) -> None:

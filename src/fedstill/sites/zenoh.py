@@ -23,7 +23,7 @@ import zenoh
 from fedstill.core.errors import SiteError
 from fedstill.core.records import NodeId
 from fedstill.sites.credentials import Credentials
-from fedstill.sites.exchange import Silence
+from fedstill.sites.exchange import IN_A_STEP, Silence, Stopped
 
 COORDINATOR = "coordinator"  # the name in its certificate
 MOST_BYTES = 1 << 30  # of a message, before any of it is decoded
@@ -349,7 +349,7 @@ class Calls:
             if answer is not None:
                 return answer
             if self.stopped():
-                return Silence("the coordinator was told to stop")
+                raise Stopped(IN_A_STEP)
             if self.here.lost(site, self.lost):
                 return Silence("its connection is lost", gone=True)
             time.sleep(0.1)  # a question to nobody comes back at once
