@@ -143,6 +143,20 @@ def test_a_site_that_comes_back_after_the_end_does_not_wait_for_ever(
         sites.start(folder, said.append, wait=0.1)
 
 
+def test_a_step_that_takes_longer_than_the_wait_is_no_absence(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(sites, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    absence = sites.Absence.begun(sites.opened(make().invitation("north")), wait=60)
+    for seconds, here in [(0, False), (90, False), (91, True), (4000, False), (4059, False)]:
+        now[0] = seconds  # before it first was there nobody counts; then a step of an hour
+        absence.noted(here)
+    now[0] = 4061
+    with pytest.raises(SiteError, match=r"has been away for 60 s"):
+        absence.noted(False)
+
+
 def test_a_site_whose_coordinator_ended_without_a_word_ends_too(make: Made) -> None:
     consortium, said = make().joined(), []
     own = consortium.out / "coordinator"

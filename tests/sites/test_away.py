@@ -179,6 +179,20 @@ def test_a_site_that_comes_back_says_first_what_it_has_joined(version: str) -> N
     assert texts == ({} if version == "this" else {2: refused, 3: refused})
 
 
+def test_a_coordinator_that_is_back_waits_for_a_site_that_still_plays_a_step() -> None:
+    waited: list[float] = []
+
+    class Clock(Away):
+        def ask(self, requests: Mapping[NodeId, bytes], seconds: float) -> Any:
+            waited.append(seconds)
+            return super().ask(requests, seconds)
+
+    method, world = small(METHODS["fedavg"]), worlds.pictures()
+    there = at_sites.sites(method, world)
+    at_sites.away(method, world, there, Clock, Patience(start=600, step=7200)).hello(["c0"])
+    assert waited == [7200]
+
+
 def test_crosswise_scores_are_refused() -> None:
     method, world = small(METHODS["fedavg"]), worlds.pictures()
     with pytest.raises(BadValue, match="nobody has another's tests"):

@@ -120,19 +120,26 @@ class Absence:
 
     invited: Invited
     wait: float
-    seen: float | None = None  # when it last was; the beginning, where it was before
+    known: bool = False  # whether it ever was
+    since: float | None = None  # when it was first found to be away; None while it is there
 
     @classmethod
     def begun(cls, invited: Invited, wait: float) -> Absence:
         """As a site starts: it knows from its log whether it has answered before."""
-        return cls(invited, wait, time.monotonic() if answers(invited.folder) else None)
+        return cls(invited, wait, bool(answers(invited.folder)))
 
     def noted(self, here: bool) -> None:
-        """Say whether the coordinator is there; refuse to wait for it any longer."""
+        """Say whether the coordinator is there; refuse to wait for it any longer.
+
+        Nobody looks while a step is played, which may take longer than the whole wait: only what
+        was seen counts.
+        """
         now = time.monotonic()
         if here:
-            self.seen = now
-        elif self.seen is not None and now - self.seen >= self.wait:
+            self.known, self.since = True, None
+            return
+        self.since = now if self.since is None else self.since
+        if self.known and now - self.since >= self.wait:
             raise SiteError(
                 f"the coordinator at {self.invited.deployment.address} has been away for "
                 f"{self.wait:g} s. If the run is over, nothing is left to be done here; if it goes "

@@ -108,7 +108,9 @@ class Away(OwnNode):
         """
         clients = self.population.clients
         self._strangers = {*clients}
-        answers = self._greeted(clients if sites is None else [*sites], 0, self.patience.start)
+        # A site may still play what the coordinator had asked before it was killed.
+        seconds = max(self.patience.start, self.patience.step)
+        answers = self._greeted(clients if sites is None else [*sites], 0, seconds)
         wrong = [f"{n}: {a.reason}" for n, a in answers.items() if isinstance(a, Silence)]
         if wrong:
             raise SiteError("\n".join(wrong))
