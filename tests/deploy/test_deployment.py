@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -479,10 +481,27 @@ def test_whoever_watches_may_come_before_the_run(
             run.mkdir(exist_ok=True)
             Board("trial", run, {name: Row() for name in NAMES}, ended=True).write()
 
-    monkeypatch.setattr(deploying, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(deploying, "time", SimpleNamespace(sleep=wait, time=time.time))
     words = ["deploy", "status", str(consortium.out), "--watch"]
     said = CliRunner().invoke(app, words).output
     assert "nothing runs in" in said and "north" in said and len(waited) == 2
+
+
+def test_a_coordinator_that_was_killed_is_not_shown_as_running(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium = make()
+    run = consortium.out / "coordinator" / "run"
+    run.mkdir()
+    Board("trial", run, {name: Row() for name in NAMES}, lambda: {*NAMES}).write()
+    call = ["deploy", "status", str(consortium.out)]
+    said = CliRunner().invoke(app, call).output
+    assert "killed" not in said and said.count("yes") == 3 and said.count("0 s ago") == 3
+    later = time.time() + 90
+    monkeypatch.setattr(deploying, "time", SimpleNamespace(time=lambda: later))
+    said = " ".join(CliRunner().invoke(app, call).output.split())
+    assert re.search(r"stopped or killed (89|90) s ago", said)
+    assert "yes" not in said and said.count("90 s ago") + said.count("89 s ago") >= 4
 
 
 def test_a_method_that_shows_examples_is_joined_only_on_purpose(make: Made) -> None:

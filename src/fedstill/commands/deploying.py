@@ -23,6 +23,7 @@ site = typer.Typer(
 peer = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Take part without a coordinator."
 )
+LONGEST_SILENCE = 30.0  # seconds; a coordinator that runs says every second where it is
 GROUPS = {"deploy": deploy, "site": site, "peer": peer}
 
 Out = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
@@ -235,14 +236,18 @@ def _table(board: Any) -> Any:
     from fedstill.report.amounts import human_bytes
 
     score = "" if board["score"] is None else f" · {board['score']:.4f}"
+    away = time.time() - board["at"]
     state = " · ended" if board["ended"] else ""
+    if not board["ended"] and away > LONGEST_SILENCE:
+        state = f" · stopped or killed {away:.0f} s ago"
     table = Table(title=f"{board['run']} · round {board['round']}/{board['rounds']}{score}{state}")
     for column in ("site", "here", "round", "step", "said", "last seen", "sent", "received"):
         table.add_column(column)
     for name, row in board["sites"].items():
-        ago = "never" if row["last_seen"] is None else f"{board['at'] - row['last_seen']:.0f} s ago"
+        ago = "never" if row["last_seen"] is None else f"{time.time() - row['last_seen']:.0f} s ago"
+        here = row["here"] and not state
         table.add_row(
-            name, "yes" if row["here"] else "no", str(row["round"]), row["step"], row["said"],
+            name, "yes" if here else "no", str(row["round"]), row["step"], row["said"],
             ago, human_bytes(row["bytes_sent"]), human_bytes(row["bytes_received"]),
         )  # fmt: skip
     return table
