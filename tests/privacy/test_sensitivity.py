@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy
 
-from fedstill.core import Batch, Data, Node
+from fedstill.core import Batch, Data, Lazy, Node
 from fedstill.core.convolutions import by_example
 from fedstill.core.release import ClippedGradient, Sampled, Spending, Terms, class_sums, clipped
 from fedstill.engines.engine import autograd_gradient
 from fedstill.models import ConvNet
 from fedstill.parts.distribution_matching import Iteration, Matching
-from fedstill.parts.published import ClippedGroups, Noised
+from fedstill.parts.published import ClippedClasses, ClippedGroups, Noised, published
 from fedstill.parts.released import Releasing
 from fedstill.parts.synthetic_sets import from_noise
+from worlds import finished
 
 numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
     [0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 3e38]
@@ -62,6 +63,13 @@ def test_another_record_moves_sums_by_twice_the_clip_and_with_another_label_by_l
     assert (before - class_sums(other, place, 3, clip)).norm() <= 2 * clip * (1 + 1e-9)
 
 
+def sealed(model: ConvNet, data: Data, terms: Terms) -> Node[None]:
+    node: Node[None] = Node("c0", 1, None, model=model, data=data)
+    row = Spending(1, "", "c0", "class sums", terms.sigma, 1.0, 1)
+    node.seal(terms, lambda round, step, use, earlier: row)
+    return node
+
+
 class One:
     """Noise of exactly one deviation everywhere."""
 
@@ -76,9 +84,7 @@ def test_blocks_that_are_clipped_by_themselves_cost_one_release_together(
 ) -> None:
     model = ConvNet((1, 8, 8), 3, depth=2, width=4)  # stages of 4x4x4 = 64 and 4x2x2 = 16 numbers
     data = Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3)
-    node: Node[None] = Node("c0", 1, None, model=model, data=data)
-    row = Spending(1, "", "c0", "class sums", 1.5, 1.0, 1)
-    node.seal(Terms(0.5, 1.0, 6, 1.5, None), lambda round, step, use, earlier: row)
+    node = sealed(model, data, Terms(0.5, 1.0, 6, 1.5, None))
     matching = Matching(12, outputs=outputs, deep_first=deep_first)
     start = from_noise(node, [0, 1], 2)
     releasing = Releasing(matching, node, start, lambda _: model.init(0), None)
@@ -99,6 +105,47 @@ def test_blocks_that_are_clipped_by_themselves_cost_one_release_together(
         told = [(float(part[on][0]), clip) for part, on, clip in parts if on.any()]
         # A record moves each block by its clip at most: in units of the noise, 1/1.5 in all.
         assert sum((clip / deviation) ** 2 for deviation, clip in told) == pytest.approx(1 / 1.5**2)
+
+
+@pytest.mark.parametrize("outputs", ["both", "stages"])
+def test_without_noise_or_clip_sets_are_matched_to_the_means_of_the_records(outputs: Any) -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)
+    x, y = (
+        rows(0, 11, 64, 1.0).reshape(11, 1, 8, 8),
+        torch.tensor([0, 2, 0, 0, 2, 1, 0, 2, 2, 0, 2]),
+    )
+    node = sealed(model, Data.of(x, y), Terms(1e6, 1.0, 2, 0.0, None))
+    networks = [model.init(seed) for seed in (3, 4)]
+    matching = Matching(4, outputs=outputs, augmentation="none")
+    releasing = Releasing(matching, node, from_noise(node, [0, 2], 3), networks.__getitem__, None)
+    finished(releasing.summed())
+    for update in range(4):
+        network, found = networks[update % 2], releasing.aim(update)
+        stages = [stage.flatten(1) for stage in model.stages(network, x)]
+        seen = stages if outputs == "stages" else [stages[-1], model(network, x)]
+        for target, out in zip(found.targets, seen, strict=True):
+            means = torch.stack([out[y == c].mean(0) for c in (0, 2)])
+            assert torch.allclose(target, means, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("grouped", "deviation"), [(False, 3 * 0.5 / 40), (True, 3 * 0.5 * 5 / 40)]
+)
+def test_the_papers_add_noise_over_what_they_clip_of_a_batch(
+    grouped: bool, deviation: float
+) -> None:
+    """Of a batch of 40: records, or groups of as many as a class has images, here five."""
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)
+    terms = Terms(0.5, 1.0, 1, 3.0, None, paper=True, grouped=grouped)
+    node = sealed(model, Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3), terms)
+    steps: Lazy[Any] = Lazy(2, lambda step: step)
+    made, mechanism = published(node, steps, torch.zeros(3, 5, 1, 8, 8), 40)
+    assert mechanism == (ClippedGroups(0.5, 5) if grouped else ClippedClasses(0.5))
+    first, second = made[0], made[1]
+    assert (first.step, second.step) == (0, 1)
+    assert not torch.equal(first.noise, second.noise)
+    assert float(first.noise.std()) == pytest.approx(deviation, rel=0.1)
+    assert abs(float(first.noise.mean())) < deviation / 5
 
 
 def test_a_short_row_stays_as_it_is_and_a_long_one_keeps_its_direction() -> None:
