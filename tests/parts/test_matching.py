@@ -128,6 +128,18 @@ def test_the_second_derivative_on_images_agrees_with_finite_differences() -> Non
 # Matching
 
 
+def test_gradients_are_matched_in_evaluation_mode_whatever_a_loop_asks_for() -> None:
+    model = ConvNet((1, 8, 8), 3, depth=1, width=2, norm="batch")
+    (x, y), other = examples(), examples(name="others")
+    weights = double({**model.init(0), "norm0.running_mean": torch.tensor([0.5, -1.0])})
+    target = grad(loss_on(model.evaluating, other), weights)
+    own = grad(loss_on(model.evaluating, Batch(x, y)), weights)
+    notes: Weights = {}
+    matching = GradientMatching(1, 0.1, 0.0)
+    found = matching.objective(model.train(notes), x, (), y, weights, target)
+    assert torch.equal(found, gradient_distance(own, target)) and notes == {}
+
+
 def test_one_step_of_gradient_matching_goes_down_the_distance() -> None:
     weights, ours = double(TINY.init(1)), examples(3)
     target = grad(loss_on(TINY, examples(5, "others")), weights)

@@ -128,6 +128,23 @@ def test_without_noise_or_clip_sets_are_matched_to_the_means_of_the_records(outp
             assert torch.allclose(target, means, atol=1e-5)
 
 
+def test_from_the_deep_end_every_step_uses_a_release_of_its_part() -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)  # two stages
+    data = Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3)
+    node = sealed(model, data, Terms(1.0, 1.0, 5, 0.0, None))
+    networks = [model.init(seed) for seed in range(5)]
+    matching = Matching(12, outputs="stages", deep_first=True, augmentation="none")
+    releasing = Releasing(matching, node, from_noise(node, [0, 1], 2), networks.__getitem__, None)
+    finished(releasing.summed())
+    used = []
+    for update in range(12):
+        aim = releasing.aim(update)
+        assert aim.emphasis.tolist() == matching.emphasis(update, 2)
+        used += [place for place, network in enumerate(networks) if aim.network is network]
+    # Of five releases three see the last stage alone, two both; each part has six steps.
+    assert used == [0, 1, 2] * 2 + [3, 4] * 3
+
+
 @pytest.mark.parametrize(
     ("grouped", "deviation"), [(False, 3 * 0.5 / 40), (True, 3 * 0.5 * 5 / 40)]
 )
