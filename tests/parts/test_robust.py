@@ -83,6 +83,14 @@ def test_krum_counts_neither_more_nor_fewer_neighbours_than_the_paper() -> None:
     assert krum(squared_distances(inner_products(items)), 1) == [0, 1, 2, 3]
 
 
+def test_a_lie_whose_square_is_beyond_single_precision_is_left_out_too() -> None:
+    items = rows([0], [3], [5], [7], [1e30])
+    assert torch.isfinite(inner_products(items)).all()
+    assert krum(squared_distances(inner_products(items)), 1) == [0, 1, 2, 3]
+    assert joined("multi_krum", items, byzantine=1) == [3.75]
+    assert joined("geometric_median", items) == pytest.approx([5.0], abs=0.1)
+
+
 def test_the_geometric_median_on_a_line_is_the_median_and_in_a_plane_fermats_point() -> None:
     assert joined("geometric_median", rows([0], [1], [100])) == pytest.approx([1.0], abs=1e-3)
     # Four corners of a square and any point inside: the crossing of the diagonals.
