@@ -20,11 +20,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "bring-your-own.md"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def block(language: str) -> str:
-    """The first block of a language on the page."""
-    found = re.search(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+def block(language: str, holding: str = "") -> str:
+    """The first block of a language on the page that holds some words."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return next(text for text in blocks if holding in text)
 
 
 @pytest.fixture
@@ -55,6 +54,18 @@ def test_all_of_one_file_runs_and_resumes_from_anywhere(
     assert more.code == 0, more.err
     summary = json.loads((runs[0] / "summary.json").read_text())
     assert summary["rounds"] == 3 and set(summary["networks"].values()) == {"Net"}
+
+
+def test_optimisers_of_ones_own_train(folder: Path) -> None:
+    (folder / "optimisers.py").write_text(block("python", "class WithAdam"))
+    for name in ("WithAdam", "Cosine"):
+        said = fedstill(
+            "run", write_recipe(folder), f"method.name={folder}/optimisers.py:{name}",
+            "method.lr=0.05", "run.rounds=3", "--out", folder / name,
+        )  # fmt: skip
+        assert said.code == 0, said.err
+        summary = json.loads((folder / name / "summary.json").read_text())
+        assert summary["average_accuracy"] > 1 / 3
 
 
 def test_a_method_of_a_file_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from fedstill.core.errors import RecipeError
+from fedstill import FedAvg
+from fedstill.core.errors import BadValue, RecipeError, RunFolderError
+from fedstill.data import Iid, split
+from fedstill.federation.experiment import Experiment
+from fedstill.federation.population import Population
 from fedstill.logbook import MemoryLog, Note, Number, Traffic
+from fedstill.models import MLP
 from fedstill.recipe.check import checked
 from fedstill.runs import recipes as runs
+from fedstill.runs.run import run
 from fedstill.runs.track import Round, TrackedLog
 from small_recipes import fedstill, metrics, tables, write_recipe
 
@@ -53,6 +60,28 @@ def scalars(folder):
     found = EventAccumulator(str(folder / "track" / "tensorboard"))
     found.Reload()
     return {tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}
+
+
+def of_objects(tmp_path, rounds=2, **options):
+    x, y = np.eye(40, 4), np.arange(40) % 2
+    people = Population(split(x, y, partition=Iid(2)), MLP)
+    return run(Experiment(FedAvg(), people, rounds=rounds), folder=tmp_path / "run", **options)
+
+
+def test_a_run_of_objects_is_tracked_by_name_and_goes_on_in_the_same_place(tmp_path):
+    pytest.importorskip("tensorboard")
+    of_objects(tmp_path, track=["tensorboard"])
+    made = of_objects(tmp_path, rounds=3, resume=True, track="tensorboard")
+    found = scalars(tmp_path / "run")["evaluate/accuracy"]
+    assert found == pytest.approx(made.accuracy_by_round())
+
+
+def test_a_tracker_of_objects_must_be_known_and_needs_a_folder(tmp_path):
+    with pytest.raises(BadValue, match="track: unknown tracker 'tensorbord'; did you mean"):
+        of_objects(tmp_path, track=["tensorbord"])
+    people = Population(split(np.eye(40, 4), np.arange(40) % 2, partition=Iid(2)), MLP)
+    with pytest.raises(RunFolderError, match="lies in the run's folder; give one"):
+        run(Experiment(FedAvg(), people), track=["tensorboard"])
 
 
 def test_tensorboard_shows_the_runs_numbers_also_after_a_stop(tmp_path):

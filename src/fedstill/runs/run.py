@@ -27,12 +27,14 @@ from fedstill.logbook.environment import environment
 from fedstill.logbook.events import Traffic
 from fedstill.models.plain import as_module, fits
 from fedstill.recipe.build import experiment_of
+from fedstill.recipe.tables import TrackTable
 from fedstill.runs import export as exports
 from fedstill.runs import notebook
 from fedstill.runs.digest import of_experiment
 from fedstill.runs.pictures import Gallery, figures, pictures_of
 from fedstill.runs.recipes import recipe_of
 from fedstill.runs.session import Keeping, Pictures, run_experiment
+from fedstill.runs.track import TRACKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -196,6 +198,17 @@ class Run(reader.Run):
         return f"<table>{cells}</table>"
 
 
+def _tracked(names: Sequence[str], folder: Path | str | None) -> TrackTable | None:
+    """Who is told the numbers of a run besides its folder."""
+    to = (names,) if isinstance(names, str) else tuple(names)
+    strange = [f"track: {unknown('tracker', str(n), TRACKERS)}" for n in to if n not in TRACKERS]
+    if strange:
+        raise BadValue(strange)
+    if to and folder is None:
+        raise RunFolderError("track: what a tracker is told lies in the run's folder; give one")
+    return TrackTable(to) if to else None
+
+
 def run(
     experiment: Experiment,
     *,
@@ -207,6 +220,7 @@ def run(
     pictures: Pictures = True,
     checkpoint_every: int = 1,
     keep_checkpoints: int = 2,
+    track: Sequence[str] = (),
 ) -> Run:
     """Play an experiment and return what came of it.
 
@@ -219,7 +233,8 @@ def run(
     it had not stopped, or begins where there is none. An experiment with other values than the one
     in the folder is refused; rounds may be more. `watch` is called after every round with a
     `Progress`, and a notebook shows a bar where none is given; `label` names the run in
-    comparisons.
+    comparisons. `track=["tensorboard"]` tells the numbers of a run in a folder to TensorBoard too,
+    and so with `wandb` and `mlflow`.
     """
     chosen = Execution() if execution is None else execution
     _check(experiment, chosen)
@@ -234,6 +249,7 @@ def run(
         resume=resume,
         keeping=keeping,
         watch=watch or notebook.bar(label or type(experiment.method).__name__),
+        track=_tracked(track, folder),
     )
     if folder is not None:
         return read(folder, experiment=experiment)

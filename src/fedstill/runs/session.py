@@ -217,7 +217,8 @@ class Session:
         if self.track is None or self.folder is None:
             yield log
             return
-        about = tomllib.loads(self.about.text)
+        made_of_objects = self.about.file.endswith(".json")
+        about = (json if made_of_objects else tomllib).loads(self.about.text)
         trackers = trackers_of(self.track, self.folder, about, done)
         tracked = TrackedLog(log, trackers)
         try:
@@ -314,6 +315,7 @@ def run_experiment(
     resume: bool,
     keeping: Keeping,
     watch: Watch | None,
+    track: TrackTable | None = None,
 ) -> tuple[Session, Rows]:
     """Play an experiment made of objects, from the beginning or from a folder's checkpoint."""
     with ExitStack() as held:
@@ -328,7 +330,9 @@ def run_experiment(
             if checkpoint.latest(folder / "checkpoints") is not None:
                 check_same(folder, decisive_of(json.loads(before)), about.decisive)
         held.enter_context(execution.applied(experiment.networks))
-        session = Session(experiment, execution, about, folder=folder, keeping=keeping, watch=watch)
+        session = Session(
+            experiment, execution, about, folder=folder, keeping=keeping, watch=watch, track=track
+        )
         if before is None:
             return session, session.begin()
         return session, session.resume(changed=before != about.text)
