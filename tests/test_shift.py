@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from fedstill import recipe as config
 from fedstill.commands import shift
 from fedstill.commands.cli import app
-from fedstill.core.errors import RecipeError
 from fedstill.recipe.toml import toml_text
 
 TABLES = {
@@ -50,10 +49,19 @@ def test_every_pair_of_clients_has_both_distances_before_and_after(tmp_path: Pat
     assert np.array_equal(places, shift.tsne_map(real, 0))
 
 
-def test_a_recipe_without_virtual_data_is_refused_by_key() -> None:
-    (recipe,) = config.checked({**TABLES, "data": {"name": "digits5"}})
-    with pytest.raises(RecipeError, match=r"data\.virtual is missing"):
-        shift.measured(recipe)
+def test_without_virtual_data_the_examples_alone_are_measured(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(toml_text({**TABLES, "data": {"name": "digits5"}}))
+    drawn = [tmp_path / "map.png", tmp_path / "levels.png"]
+    words = ["shift", str(recipe), "--most", "8", "--picture", str(drawn[0]), "--format", "json",
+             "--histogram", str(drawn[1]), "--into", str(tmp_path / "runs")]  # fmt: skip
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert len(rows) == 10 and set(rows[0]) == {"clients", "mmd real", "wasserstein real"}
+    written = json.loads((tmp_path / "runs" / "shift.json").read_text())
+    assert [each["title"] for each in written["maps"]] == ["Clients' examples"]
+    assert all(path.stat().st_size for path in drawn)
 
 
 def test_the_command_prints_numbers_and_draws_the_map(tmp_path: Path) -> None:

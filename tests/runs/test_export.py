@@ -147,6 +147,19 @@ def test_a_clients_own_model_and_an_earlier_round_can_be_asked_for(tmp_path: Pat
         export.of_folder(tmp_path / "run", "east", 1)
 
 
+def test_a_folder_of_several_runs_names_one_and_a_folder_that_is_not_there_is_said_so(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "two"
+    ran = fedstill("run", write_recipe(tmp_path), "run.rounds=1", "--seeds", 0, 1, "--out", out)
+    assert ran.code == 0, ran.err
+    said = fedstill("export", out)
+    assert said.code == 2
+    assert f"{out} holds 2 runs below it; name one, such as {out / 'seed-1'}" in said.err
+    assert "holds 2 runs below it" in fedstill("privacy", out).err
+    assert "there is no run folder" in fedstill("export", tmp_path / "none").err
+
+
 def test_a_method_that_trains_a_variant_says_so(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, method={"name": "moon"}, run={"rounds": 1})
     assert fedstill("run", recipe, "--out", tmp_path / "run").code == 0

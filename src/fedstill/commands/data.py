@@ -91,7 +91,10 @@ def _is_a_set(recipe: Path) -> bool:
 
 def shift(
     recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="One with a data.virtual table.")
+        Path,
+        typer.Argument(
+            metavar="RECIPE", help="With a table data.virtual, also for the distilled sets."
+        ),
     ],
     overrides: Overrides = None,
     data_dir: DataDir = None,

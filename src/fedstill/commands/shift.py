@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstill.core.data import Batch, Data
-from fedstill.core.errors import RecipeError, RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, Weights
@@ -90,13 +90,15 @@ def wasserstein(left: Tensor, right: Tensor) -> float:
 
 
 def pairs(before: Sequence[Cloud], after: Sequence[Cloud]) -> list[dict[str, Any]]:
-    """For every two clients both distances, of the data and of the distilled sets."""
+    """For every two clients both distances, of the data and of the distilled sets if there are."""
     distilled = {cloud.client: cloud for cloud in after}
     rows = []
     for one, other in combinations(before, 2):
         row: dict[str, Any] = {"clients": f"{one.client} - {other.client}"}
-        twins = (distilled[one.client], distilled[other.client])
-        for name, (a, b) in {"real": (one, other), "distilled": twins}.items():
+        both = {"real": (one, other)}
+        if distilled:
+            both["distilled"] = (distilled[one.client], distilled[other.client])
+        for name, (a, b) in both.items():
             row[f"mmd {name}"] = round(float(mmd(a.features, b.features)), 4)
             row[f"wasserstein {name}"] = round(wasserstein(a.features, b.features), 3)
         rows.append(row)
@@ -118,13 +120,9 @@ def measured(
 ) -> tuple[list[Cloud], list[Cloud]]:
     """The clients' examples and their distilled sets as the network sees them at its common start.
 
-    With the folder of a run: as its server's network sees them after the last round.
+    Without `data.virtual` nothing is distilled. With the folder of a run: as its server's network
+    sees them after the last round.
     """
-    if recipe.data.virtual is None:
-        raise RecipeError(
-            "data.virtual is missing: it says how clients distil their data, e.g. "
-            "data.virtual.per_class=10 data.virtual.warm_up_steps=300"
-        )
     execution, experiment = execution_of(recipe), experiment_of(recipe)
     virtual, cache = recipe.data.virtual, FolderCache(recipe.run.cache_dir)
     seed = recipe.run.seed
@@ -136,11 +134,11 @@ def measured(
         else:
             weights = trained(run, model, execution.torch_device)
         real = {name: population.party(name).data for name in population.clients}
+        before = clouds(real, model, weights, most, seed)
+        if virtual is None:
+            return before, []
         distilled, _ = virtual_sets(experiment, virtual, execution, cache)
-        return (
-            clouds(real, model, weights, most, seed),
-            clouds(distilled, model, weights, most, seed, real),
-        )
+        return before, clouds(distilled, model, weights, most, seed, real)
 
 
 def trained(folder: Path, model: Model, device: torch.device) -> Weights:
@@ -166,11 +164,12 @@ def maps(
             [int(label) for cloud in found for label in cloud.labels],
         )
         for title, found in (("Clients' examples", real), ("Distilled sets", distilled))
+        if found
     ]
 
 
 def draw_map(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, path: Path) -> Path:
-    """Two t-SNE maps side by side: the examples and the distilled sets."""
+    """t-SNE maps side by side: the examples, and the distilled sets if there are any."""
     from fedstill.report.maps import Panel, side_by_side
 
     return side_by_side([Panel(*each) for each in maps(real, distilled, seed)], path)
@@ -180,10 +179,10 @@ def draw_levels(real: Sequence[Cloud], distilled: Sequence[Cloud], path: Path) -
     """How often each brightness occurs: a row for each client, its examples and its own set."""
     from fedstill.report.maps import brightness
 
-    twins = {cloud.client: cloud.levels.numpy() for cloud in distilled}
-    return brightness(
-        {cloud.client: (cloud.levels.numpy(), twins[cloud.client]) for cloud in real}, path
-    )
+    both = {cloud.client: [cloud.levels.numpy()] for cloud in real}
+    for cloud in distilled:
+        both[cloud.client].append(cloud.levels.numpy())
+    return brightness(both, path)
 
 
 def write(real: Sequence[Cloud], distilled: Sequence[Cloud], seed: int, folder: Path) -> Path:

@@ -80,12 +80,21 @@ def read_rows(folder: Path | str) -> Rows:
     )
 
 
+def check_single(folder: Path) -> None:
+    """Refuse a folder of runs in place of one of them, and name one."""
+    below = [run for run in runs_below(folder) if run != folder]
+    if below:
+        count = f"{len(below)} runs" if len(below) > 1 else "a run"
+        raise RunFolderError(f"{folder} holds {count} below it; name one, such as {below[-1]}")
+
+
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
         raise RunFolderError(f"there is no run folder {folder}")
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, expected the folder of a run")
     if not any((folder / name).exists() for name in (*DESCRIPTIONS, "metrics.csv")):
+        check_single(folder)
         inside = sorted(path.name for path in folder.iterdir())
         found = ", ".join(inside[:5]) + (", …" if len(inside) > 5 else "") or "nothing"
         raise RunFolderError(

@@ -44,19 +44,20 @@ Shares = NDArray[np.float64]  # [channel, level], of all pixels
 PRIMARY = ("#C03030", "#2E8B2E", "#2F4FC0")  # red, green, blue
 
 
-def brightness(found: Mapping[str, tuple[Shares, Shares]], path: Path | str) -> Path:
-    """For each client a row: how often each brightness occurs in examples and in distilled ones."""
+def brightness(found: Mapping[str, Sequence[Shares]], path: Path | str) -> Path:
+    """For each client a row: how often each brightness occurs in its examples, and in its set."""
+    columns = max(map(len, found.values()))
     figure = canvas.figure(6.6, 0.9 + 1.25 * len(found))
-    every = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey="row")
-    for row, (client, pair) in zip(every, found.items(), strict=True):
-        for axes, shares in zip(row, pair, strict=True):
+    every = figure.subplots(len(found), columns, squeeze=False, sharex=True, sharey="row")
+    for row, (client, sets) in zip(every, found.items(), strict=True):
+        for axes, shares in zip(row, sets, strict=True):
             colours = PRIMARY if len(shares) == len(PRIMARY) else canvas.COLOURS
             edges = np.linspace(0, 255, shares.shape[1] + 1)
             for number, channel in enumerate(shares):
                 axes.stairs(100 * channel, edges, color=colours[number % len(colours)])
             canvas.plain(axes)
         row[0].set_ylabel(f"{client}\n% of pixels", fontsize=8)
-    for axes, name in zip(every[0], ("Clients' examples", "Distilled sets"), strict=True):
+    for axes, name in zip(every[0], ("Clients' examples", "Distilled sets"), strict=False):
         canvas.title(axes, name)
     for axes in every[-1]:
         axes.set_xlabel("brightness", fontsize=8)

@@ -30,6 +30,7 @@ from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.experiment import Experiment
 from fedstill.logbook import read_run
 from fedstill.logbook.events import Number
+from fedstill.logbook.reader import check_single
 from fedstill.models import MODELS, Module, standalone
 from fedstill.models.plain import fits, standalone_options
 from fedstill.recipe.build import experiment_of
@@ -178,6 +179,9 @@ def _checkpoint(folder: Path, round: int | None) -> Path:
     if round is None:
         found = checkpoint.latest(checkpoints)
         if found is None:
+            if not folder.exists():
+                raise RunFolderError(f"there is no run folder {folder}")
+            check_single(folder)
             raise RunFolderError(f"{folder} holds no checkpoint, so there is no model in it")
         return found
     kept = sorted(int(path.name[6:]) for path in checkpoints.glob("round-?????"))
