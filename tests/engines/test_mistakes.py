@@ -108,7 +108,7 @@ MISTAKES = [
         "aggregate failed on server in round 1",
         "it gave a dict to be remembered; a memory is",
     ),
-    (PlainFirst, "server_state failed on server in round 0", "server_state gave a dict to be"),
+    (PlainFirst, "server_state failed on server in round 0", "it gave a dict to be remembered"),
     (Fails, "client_state failed on c0 in round 0", "no attribute 'nothing'"),
     (Wordy, "broadcast failed on server in round 1", "log: mood = 'good': must be a number"),
     (Wide, "broadcast failed on server in round 1", r"log: sizes is a tensor of shape \[2\]"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core.data import Data
-from fedstill.core.errors import BadValue, ProtocolError, StepError
+from fedstill.core.errors import FedstillError, StepError
 from fedstill.core.method import Method, Place
 from fedstill.core.node import SERVER, Node
 from fedstill.core.records import NodeId
@@ -76,8 +76,10 @@ def score(
 
     def predicted(x: Tensor) -> Tensor:
         try:
-            return _checked(method.predict(node, x), len(x))
-        except (ProtocolError, torch.OutOfMemoryError):
+            logits = method.predict(node, x)
+            _check(logits, len(x))
+            return logits
+        except (FedstillError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             title = type(method).__name__
@@ -86,8 +88,8 @@ def score(
     return measured(predicted, tests, metrics, apart=not node.model.by_example)
 
 
-def _checked(logits: Any, examples: int) -> Tensor:
+def _check(logits: Any, examples: int) -> None:
     if isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == examples:
-        return logits
+        return
     came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    raise BadValue(f"it gave {came} for {examples} examples; logits are [example, class]")
+    raise ValueError(f"it gave {came} for {examples} examples; logits are [example, class]")

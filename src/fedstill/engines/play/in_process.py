@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstill.core import algebra, pulse
 from fedstill.core.content import LARGEST
-from fedstill.core.errors import ProtocolError, StepError
+from fedstill.core.errors import FedstillError, ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
 from fedstill.core.method import Place, Step, memory_of, steps_of
 from fedstill.core.node import SERVER, Addressed, Cache, Inbox, Node
@@ -202,9 +202,13 @@ class InProcess:
             method = self.experiment.method
             make = method.server_state if id == SERVER else method.client_state
             try:
-                self.states[id] = _checked_memory(make(fresh), make.__name__)
+                first = make(fresh)
+                _check_memory(first)
+            except FedstillError:
+                raise
             except Exception as error:
                 raise StepError(type(method).__name__, make.__name__, id, 0, error) from error
+            self.states[id] = first
         node = self._bare(id, round, step)
         node.state = self.states[id]
         return node
@@ -311,8 +315,8 @@ def _check_said(step: Step, ended: Sequence[Ended]) -> None:
     for node, _, message in ended:
         try:
             _check_message(step, message)
-            _checked_memory(node.state, "it")
-        except ProtocolError as why:
+            _check_memory(node.state)
+        except (ProtocolError, TypeError) as why:
             title = type(step.method).__name__
             raise StepError(title, step.name, node.id, node.round, why) from why
 
@@ -341,13 +345,12 @@ def _check_message(step: Step, message: Any) -> None:
                 )
 
 
-def _checked_memory(state: Any, who: str) -> State | None:
+def _check_memory(state: Any) -> None:
     if state is not None and not isinstance(state, State):
-        raise ProtocolError(
-            f"{who} gave a {type(state).__name__} to be remembered; a memory is a State with "
-            "fields, or None"
+        raise TypeError(
+            f"it gave a {type(state).__name__} to be remembered; a memory is a State with fields, "
+            "or None"
         )
-    return state
 
 
 def _on_host(numbers: Sequence[float | Tensor]) -> list[float]:
