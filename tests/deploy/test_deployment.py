@@ -294,6 +294,14 @@ def test_a_changed_recipe_is_refused_with_both_numbers(make: Made) -> None:
         sites.start(path.parent, print)
 
 
+def test_a_coordinator_whose_recipe_changed_is_told_what_to_do(make: Made) -> None:
+    consortium = make()
+    path = consortium.out / "coordinator" / "recipe.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    with pytest.raises(SiteError, match=r"was agreed on; put back the recipe that the sites were"):
+        coordinator.start(consortium.out, print)
+
+
 def test_changed_data_are_refused_with_both_numbers(make: Made) -> None:
     consortium = make().joined()
     consortium.data["north"].write_bytes(consortium.data["south"].read_bytes())

@@ -246,15 +246,20 @@ def check_authority(folder: Path, deployment: Deployment) -> None:
 def check_recipe(folder: Path, here: str, deployment: Deployment) -> None:
     """Refuse a recipe that is not the deployment's, with both numbers."""
     changed = replace(deployment, recipe=here).agreed
-    check_agreed(str(folder / RECIPE), changed, deployment.agreed)
+    what_to_do = JOIN_ANEW if deployment.name != COORDINATOR else MAKE_ANEW
+    check_agreed(str(folder / RECIPE), changed, deployment.agreed, what_to_do)
 
 
-def check_agreed(what: str, here: str, agreed: str) -> None:
+JOIN_ANEW = "ask the coordinator for the recipe again, or join anew"
+MAKE_ANEW = "put back the recipe that the sites were sent, or make a new deployment"
+
+
+def check_agreed(what: str, here: str, agreed: str, what_to_do: str = JOIN_ANEW) -> None:
     """Refuse what is not what was agreed on, with both values."""
     if here != agreed:
         raise SiteError(
-            f"{what} has the number {spoken(here)}, but {spoken(agreed)} was agreed on; ask the "
-            "coordinator for the recipe again, or join anew"
+            f"{what} has the number {spoken(here)}, but {spoken(agreed)} was agreed on; "
+            f"{what_to_do}"
         )
 
 
