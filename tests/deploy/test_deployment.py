@@ -556,6 +556,10 @@ def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Mad
     assert not any("simulated" in line for line in summary["limits"])
     told = CliRunner().invoke(app, ["privacy", str(folder)]).output
     assert "noise is normal in floating point" in told and "simulated" not in told
+    assert "what a site released too late is in its own ledger alone" in " ".join(told.split())
+    status = ["site", "status", str(consortium.invitation("north"))]
+    own = CliRunner().invoke(app, status).output
+    assert re.search(r"epsilon = (8|7\.99\d) spent of 8 at delta = 1e-05, by this site's own", own)
     keys = {(consortium.invitation(name) / "run" / "noise.key").read_bytes() for name in NAMES}
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
 

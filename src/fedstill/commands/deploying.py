@@ -434,6 +434,8 @@ def site_status(folder: Own) -> None:
 
     read_deployment(folder)  # refused where it is the folder of no deployment
     rows = sites.answers(folder)
+    if (said := sites.spent(folder)) is not None:
+        typer.echo(said)
     if not rows:
         typer.echo("nothing was asked yet")
         return

@@ -27,10 +27,12 @@ from fedstill.deploy.place import (
     spoken,
 )
 from fedstill.engines.execution import engine_of
+from fedstill.privacy.ledger import composed
 from fedstill.recipe.tables import Recipe
 from fedstill.runs import folder as run_folders
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.credentials import Credentials
+from fedstill.sites.keeper import read_spent
 from fedstill.sites.site import Line, Policy, Site
 
 Say = Callable[[str], None]
@@ -268,6 +270,22 @@ def answers(folder: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def spent(folder: Path) -> str | None:
+    """What this site's own ledger says; None where nothing is promised.
+
+    The coordinator knows less of it where answers came too late.
+    """
+    deployment, privacy = folders.read_deployment(folder), folders.read_agreed(folder).privacy
+    if privacy is None or not privacy.valid:
+        return None
+    ledger = read_spent(folder / RUN / "spent.json", deployment.name)
+    found = composed([row for rows in ledger.values() for row in rows], privacy.delta)
+    return (
+        f"epsilon = {found:.4g} spent of {privacy.epsilon:g} at delta = {privacy.delta:g}, by "
+        "this site's own ledger"
+    )
 
 
 def _changed(found: Collection, own: OwnTable) -> list[str]:

@@ -28,10 +28,15 @@ PROMISE = {
 SIMULATED = (
     "noise is simulated: it is drawn from the recipe's seed, so whoever knows that can remove it"
 )
+TOLD = (
+    "as far as answers came: what a site released too late is in its own ledger alone, and never "
+    "beyond the budget"
+)
 LIMITS = (
     "of this run alone: further runs on the same records, with other seeds or settings, add up",
     "of training records; test records are scored exactly",
     SIMULATED,
+    TOLD,
     "noise is normal in floating point, not discrete",
 )
 
@@ -99,8 +104,8 @@ class Privacy:
     @property
     def limits(self) -> Sequence[str]:
         """What is not promised."""
-        secret = self.plan is not None and self.plan.secret
-        return [line for line in LIMITS if not (secret and line == SIMULATED)]
+        left_out = SIMULATED if self.plan is not None and self.plan.secret else TOLD
+        return [line for line in LIMITS if line != left_out]
 
     @property
     def counts_sigma(self) -> float | None:

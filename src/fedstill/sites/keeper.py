@@ -166,12 +166,15 @@ class Keeper:
             self._last = (data[:64].decode("ascii", "replace"), data[64:])
         if released.exists():
             self._released = json.loads(released.read_text())
-        if spent.exists():
-            table = json.loads(spent.read_text())
-            self._spent = {
-                known: [Spending(0, "", self.name, *row) for row in rows]
-                for known, rows in table.items()
-            }
+        self._spent = read_spent(spent, self.name)
+
+
+def read_spent(path: Path, name: NodeId) -> dict[str, list[Spending]]:
+    """What a site has spent of its privacy, by what was asked, in the order of its answers."""
+    if not path.exists():
+        return {}
+    table = json.loads(path.read_text())
+    return {known: [Spending(0, "", name, *row) for row in rows] for known, rows in table.items()}
 
 
 def _add_line(path: Path, line: str) -> None:
