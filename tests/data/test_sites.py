@@ -48,21 +48,20 @@ def test_examples_of_another_form_are_refused(images, labels, message):
         Examples(images, labels)
 
 
+COLOURED = {
+    "pool": examples(shape=(3, 2, 2)), "test": examples(shape=(3, 2, 2)),
+    "mean": (0.5,) * 3, "std": (0.5,) * 3,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rows": (0, 4)}, r"rows must lie in 0..3, but reach from 0 to 4"),
         ({"mean": (0.5, 0.5)}, "each of 1 channels, but have 2 and 1"),
         ({"std": (0.0,)}, "std above 0"),
-        (
-            {
-                "pool": examples(shape=(3, 2, 2)),
-                "test": examples(shape=(3, 2, 2)),
-                "mean": (0.5, np.inf, 0.5),
-                "std": (0.5,) * 3,
-            },
-            "must be finite",
-        ),
+        ({**COLOURED, "mean": (0.5, np.inf, 0.5)}, "must be finite"),
+        ({**COLOURED, "std": (0.5, np.inf, 0.5)}, "must be finite"),
         ({"test": examples(shape=(3, 2, 2))}, "train and test inputs must have one shape"),
     ],
 )
