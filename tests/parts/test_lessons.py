@@ -129,6 +129,20 @@ def test_a_lesson_weighs_logits_by_label_and_has_no_gradient() -> None:
         assert torch.allclose(lesson.target[image], torch.as_tensor(by_hand), atol=1e-6)
 
 
+def test_batch_norms_of_a_generator_rest_while_the_student_learns() -> None:
+    maker = Deconvolution((1, 16, 16), 3, latent=4, width=4)  # with a norm between two layers
+    model = ConvNet((1, 16, 16), 3, depth=1, width=2)
+    networks = Networks(Plain(), maker, model, Ensemble.of([model]))
+    weights = {**maker.init(0), "norm1.running_var": torch.tensor([4.0, 0.25])}
+    latent = latents(maker, FREQUENCIES, generator(0, "batch"), steps=1, size=6)[0]
+    rested = maker.evaluating(weights, latent.noise, latent.labels)
+    assert not torch.allclose(rested, maker.train()(weights, latent.noise, latent.labels))
+    assert torch.equal(networks.images_of(weights, latent), rested)
+    stack = Ensemble.of([model]).stacked([model.init(1)])
+    lesson = networks.lesson_of(weights, latent, stack, SHARES[:1])
+    assert torch.equal(lesson.images, rested)
+
+
 def test_losses_are_means_over_the_loops_of_a_step() -> None:
     node: Node[None] = Node("server", 1, None, model=MODEL)
     losses = Losses(node)
