@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, softmax
 
-from fedstill.core import Batch, Inbox, Weights
+from fedstill.core import Adam, Batch, Inbox, Weights
 from fedstill.core.errors import BadValue
 from fedstill.core.node import SERVER
 from fedstill.core.seeds import generator
+from fedstill.engines.play.in_process import InProcess
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedgen import FedGen, Global, Up
 from fedstill.models import MLP
@@ -169,6 +170,20 @@ def test_terms_decay_by_rounds_and_end_after_the_guided_epochs() -> None:
 
 
 # Messages
+
+
+def test_the_rate_of_the_generator_decays_by_rounds_too() -> None:
+    taught = []
+
+    class Spy(InProcess):
+        def _run(self, loop: Any, node: Any) -> Any:
+            if node.id == SERVER:
+                taught.append(loop.body.optimizer)
+            return super()._run(loop, node)
+
+    method = FedGen(**SMALL, decay=0.5, generator_lr=0.01, generator_decay=0.2)
+    played(method, vectors(), rounds=3, engine=Spy)
+    assert taught == [Adam(rate, weight_decay=0.2) for rate in (0.01, 0.005, 0.0025)]
 
 
 def test_the_generator_goes_down_and_counts_come_up() -> None:

@@ -83,6 +83,18 @@ def test_krum_counts_neither_more_nor_fewer_neighbours_than_the_paper() -> None:
     assert krum(squared_distances(inner_products(items)), 1) == [0, 1, 2, 3]
 
 
+def test_the_geometric_median_is_that_of_steps_in_plain_coordinates() -> None:
+    points = torch.randn(6, 3, generator=generator(3), dtype=torch.float64) + torch.tensor(
+        [5, 0, -2]
+    )
+    middle = points.mean(0)
+    for _ in range(2000):  # Weiszfeld: the mean by the inverse distances
+        near = 1 / (points - middle).norm(dim=1)
+        middle = (near.unsqueeze(1) * points).sum(0) / near.sum()
+    found = joined("geometric_median", rows(*points.tolist()))
+    assert found == pytest.approx(middle.tolist(), abs=1e-3)
+
+
 def test_a_lie_whose_square_is_beyond_single_precision_is_left_out_too() -> None:
     items = rows([0], [3], [5], [7], [1e30])
     assert torch.isfinite(inner_products(items)).all()
