@@ -118,6 +118,13 @@ def test_a_client_that_took_no_step_does_not_move_the_others(weighting: str) -> 
     assert reached == pytest.approx(10 - (share * 4) * (share * (10 - 6) / 4))
 
 
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_where_nobody_took_a_step_the_weights_stay(weighting: str) -> None:
+    ups = {f"c{i}": Up({"w": torch.tensor(10.0)}, examples=0, steps=0) for i in range(2)}
+    method = FedNova(weighting=weighting)  # type: ignore[arg-type]
+    assert aggregated(method, {"w": torch.tensor(10.0)}, **ups) == {"w": 10.0}
+
+
 def test_one_number_more_than_in_fedavg_travels_up() -> None:
     _, log = played(FedNova(), pictures(), rounds=1)
     sent = {row.field: row.floats for row in log.messages if row.sender == "c0"}
