@@ -20,6 +20,7 @@ from fedstill.core.torch_internals import writes_into
 
 DEEP = 4  # containers within containers that are looked at
 LONG = 1000  # entries of a container that are looked at
+LARGE = 2**20  # bytes of an array beyond which it is not looked into
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 Marks = Mapping[str, Any]
@@ -92,7 +93,7 @@ def _mark(value: Any, deep: int) -> Any:
     if isinstance(value, Tensor):
         return id(value), writes_into(value), value.shape
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return id(value), value.tobytes()
+        return id(value), value.shape, value.tobytes() if value.nbytes <= LARGE else None
     if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
         own = () if isinstance(value, (tuple, frozenset)) else id(value)
         return own, len(value), _marks(value, deep - 1) if deep else ()
