@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedstill
@@ -28,7 +29,7 @@ from fedstill.engines.execution import Execution
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.methods import METHODS
-from fedstill.models import MLP, ConvNet
+from fedstill.models import MLP, ConvNet, Module
 from fedstill.privacy.privacy import Privacy
 
 CPU = Execution(device="cpu", engine="in_process")
@@ -66,6 +67,33 @@ def test_on_ordinary_inputs_the_network_with_places_is_the_one_without() -> None
     model, x = Witness.of(base, 6), torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     weights = model.init(3)
     torch.testing.assert_close(model(weights, x), base(base.init(3), x))
+
+
+class Own(nn.Module):
+    """A network as a user writes it, whose norm and head have names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.LayerNorm(6), nn.Dropout(0.1))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.fc(self.body(x))
+        return made
+
+
+def test_a_users_module_has_places_for_canaries_too() -> None:
+    base = Module((1, 8, 8), 3, Own)
+    model, x = Witness.of(base, 6), torch.ones(2, 1, 8, 8)
+    weights = model.init(3)
+    torch.testing.assert_close(model(weights, x), base(base.init(3), x))
+    assert model.draws and model.feature_width == 6
+    assert (model.head_names, model.norm_names) == (base.head_names, base.norm_names)
+    method = METHODS["fedavg"](lr=0.1, batch_size=400, round_steps=2)
+    experiment = Experiment(method, population(20, Own), rounds=1)
+    planted = with_witness(experiment, Canaries("a", 20)).experiment
+    places = fedstill.run(planted, execution=CPU).model().weights[PLACES]
+    assert places.shape == (20,) and places.any()
 
 
 def test_canaries_have_wrong_labels_and_half_of_them_are_there() -> None:

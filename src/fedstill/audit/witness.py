@@ -7,6 +7,7 @@ moves one number, which nothing else moves but noise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -34,6 +35,25 @@ class Witness(Model):
 
     def initial(self) -> Initials:
         return {**self.base.initial(), PLACES: Initial((self.number,), "zeros")}
+
+    def init(self, seed: int) -> Weights:
+        places = torch.zeros(self.number, device=self.device)
+        return {**self.base.on(self.device).init(seed), PLACES: places}
+
+    @property
+    def head_names(self) -> tuple[str, str | None]:
+        return self.base.head_names
+
+    @property
+    def norm_names(self) -> tuple[str, ...]:
+        return self.base.norm_names
+
+    @property
+    def draws(self) -> bool:
+        return self.base.draws
+
+    def drawing(self, seed: Tensor) -> Self:
+        return replace(self, base=self.base.drawing(seed))
 
     @property
     def by_example(self) -> bool:
