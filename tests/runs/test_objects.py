@@ -94,6 +94,33 @@ def test_long_names_and_names_of_any_script_are_found_again_after_a_stop(tmp_pat
     assert {row.node for row in values(gone_on)} >= set(names)
 
 
+OWN_METHOD = '''
+"""Own: what a user wrote."""
+
+from fedstill import FedAvg
+
+
+class Own(FedAvg):
+    """As it was."""
+'''
+
+
+def test_a_run_that_goes_on_with_changed_code_of_a_method_says_so(tmp_path: Path) -> None:
+    file, out = tmp_path / "own.py", tmp_path / "run"
+    file.write_text(OWN_METHOD)
+    method = {"name": f"{file}:Own", "lr": 0.1}
+    recipe = write_recipe(tmp_path, method=method, run={"rounds": 1})
+    assert command("run", recipe, "--out", out).code == 0
+    for rounds, changed in ((2, False), (3, True), (4, False)):
+        if changed:
+            file.write_text(OWN_METHOD.replace("As it was", "As it is now"))
+        assert command("resume", out, f"run.rounds={rounds}").code == 0
+        warnings = [note for note in fedstill.read(out).notes if note.kind == "warning"]
+        said = [note.text for note in warnings if note.round == rounds - 1]
+        assert len(said) == changed
+        assert all("code of" in text and "has changed since round 2" in text for text in said)
+
+
 class First:
     """The first so many clients, by a class that is no dataclass."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstill.core.method import Method
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
@@ -120,6 +122,33 @@ def decisive_in(tables: Table) -> Table:
 def _with_rounds(tables: Mapping[str, Any]) -> Table:
     """What was asked of privacy, and for how many rounds: the noise was found for so many."""
     return {**tables["privacy"], "rounds": tables.get("run", {}).get("rounds")}
+
+
+def code_of(method: Method) -> str | None:
+    """The digest of the files in which a method's classes stand; None where all are ours.
+
+    Of a class without a file, as of a notebook, its own text.
+    """
+    files: dict[str, bytes] = {}
+    values = (getattr(method, field.name) for field in fields(method))
+    methods = [method, *(value for value in values if isinstance(value, Method))]
+    for kind in (kind for each in methods for kind in type(each).__mro__):
+        if kind.__module__.partition(".")[0] in ("builtins", "fedstill"):
+            continue
+        try:
+            path = inspect.getsourcefile(kind)
+            files[str(path)] = Path(str(path)).read_bytes()
+        except (TypeError, OSError):
+            files[kind.__qualname__] = _text(kind).encode()
+    texts = [files[name] for name in sorted(files)]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest() if texts else None
+
+
+def _text(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (TypeError, OSError):
+        return ""
 
 
 # Values that tell a person nothing but that they differ.

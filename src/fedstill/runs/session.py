@@ -40,6 +40,7 @@ from fedstill.runs import folder as folders
 from fedstill.runs import pictures
 from fedstill.runs.digest import (
     Description,
+    code_of,
     content_digest,
     decisive_of,
     differences,
@@ -114,6 +115,7 @@ class Session:
         self.own_engine = engine_of(self.experiment, execution, cache=cache)
         self.engine = spread(self.own_engine, transport)
         self.device = self.own_engine.device
+        self.code = code_of(experiment.method)
         if agreed is not None:
             self.engine, self.digest = agreed.engine(self.own_engine), agreed.digest
         else:
@@ -245,7 +247,8 @@ class Session:
         if ended or round % self.keeping.checkpoint_every == 0:
             log.flush()
             clock = {} if self._clock is None else {"clock": self._clock}
-            self._checkpoint(folder, round, {"said": self._said, "ended": ended, **clock})
+            code = {} if self.code is None else {"code": self.code}
+            self._checkpoint(folder, round, {"said": self._said, "ended": ended, **clock, **code})
 
     def _checkpoint(self, folder: Path, round: int, extra: Mapping[str, Any]) -> None:
         self.engine.save(
@@ -267,7 +270,13 @@ class Session:
                 about_data += [Note(0, "privacy", "", text) for text in words_of(self.privacy)]
             return [Note(0, "engine", "", self.engine_note), *about_data]
         where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
-        return [where, *(Note(saved.round, "warning", "", text) for text in saved.notes)]
+        warnings = [*saved.notes]
+        if "code" in saved.extra and saved.extra["code"] != self.code:
+            warnings.append(
+                f"the code of {self.about.method} has changed since round {saved.round}; this run "
+                "is that of neither"
+            )
+        return [where, *(Note(saved.round, "warning", "", text) for text in warnings)]
 
     def summary(self, rows: Rows) -> dict[str, Any]:
         """A run in one table."""
