@@ -445,14 +445,16 @@ def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path)
     said = run("deploy", "make", str(recipe), "--address", "127.0.0.1:7447", "--out", str(out))
     number = said.split("number ")[1].split()[0]
     place, npz = str(out / "invitations" / "north"), str(data["north"])
-    asked = run("site", "join", place, "--data", npz)
+    refused = run("site", "join", place, "--data", npz)
+    assert "begin as training examples" in refused and "add --agree NUMBER" not in refused
+    asked = run("site", "join", place, "--data", npz, "--allow-examples")
     assert "leaves this site in synthesize, in each of 2 rounds: images" in asked
     assert f"number {number} (compare" in asked
     assert 'its images begin as training examples (start = "real")' in asked
     assert "north: 18 training and 12 test images 1x8x8" in asked and "add --agree NUMBER" in asked
-    nowhere = run("site", "join", place, "--data", str(tmp_path / "nowhere"))
+    nowhere = run("site", "join", place, "--data", str(tmp_path / "nowhere"), "--allow-examples")
     assert "client north: there is nothing at" in nowhere and "add --agree" not in nowhere
-    told = run("site", "join", place, "--data", npz, "--agree", number)
+    told = run("site", "join", place, "--data", npz, "--agree", number, "--allow-examples")
     assert "send" in told and "north.csr" in told
     key = told.split("key by telephone: ")[1].split()[0]
     assert "north.pem is missing" in run("site", "check", place)

@@ -239,6 +239,17 @@ def test_a_method_that_shows_examples_needs_the_sites_consent() -> None:
     Site(engine, STANDING, policy=Policy(allow_examples=True))
 
 
+@pytest.mark.parametrize("name", ["feddm", "feddualmatch"])
+def test_images_that_begin_as_examples_need_the_sites_consent(name: str) -> None:
+    """A step or two at a tiny rate would send the examples themselves."""
+    changed = {start: replace(small(METHODS[name]), start=start) for start in ("real", "noise")}
+    engines = {s: at_sites.engine_at(m, worlds.pictures(), "c0") for s, m in changed.items()}
+    with pytest.raises(SiteError, match=r'begin as training examples .*ask for start = "noise"'):
+        Site(engines["real"], STANDING)
+    Site(engines["real"], STANDING, policy=Policy(allow_examples=True))
+    Site(engines["noise"], STANDING)
+
+
 def test_a_coordinator_that_asks_too_often_is_refused_and_a_repeat_costs_nothing(
     tmp_path: Path,
 ) -> None:

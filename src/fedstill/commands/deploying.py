@@ -266,7 +266,8 @@ def join(
     allow_examples: Annotated[
         bool,
         typer.Option(
-            "--allow-examples", help="Take part even if the method sends examples to others."
+            "--allow-examples",
+            help="Take part even if the method sends examples, or images that began as examples.",
         ),
     ] = False,
     tell_counts: Annotated[

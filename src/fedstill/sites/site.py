@@ -60,7 +60,7 @@ COLUMNS = ("at", "round", "asked", "bytes_in", "bytes_out", "seconds", "said")
 class Policy:
     """What a site allows, whatever it is asked for; its own affair."""
 
-    allow_examples: bool = False  # take part in methods that show training examples to others
+    allow_examples: bool = False  # take part in methods that show training examples, or may do so
     tell_counts: bool = False  # say how many examples of each class there are; never private ones
     most_acts: Count | None = None  # different acts in all; twice the recipe's when left out
     most_epsilon: Positive | None = None  # of a whole run; without one, none is asked for
@@ -91,10 +91,22 @@ class Policy:
 
     def check(self, method: Method) -> None:
         """Refuse a method that this site does not take part in."""
-        if method.sends_examples and not self.allow_examples:
+        if self.allow_examples:
+            return
+        name = type(method).__name__
+        consent = (
+            "if that is meant, join with --allow-examples (allow_examples = true in site.toml)"
+        )
+        if method.sends_examples:
             raise SiteError(
-                f"{type(method).__name__} shows training examples to others, which this site does "
-                "not allow; if that is meant, set allow_examples = true in its site.toml"
+                f"{name} shows training examples to others, which this site does not allow; "
+                f"{consent}"
+            )
+        if method.begins_with_examples:
+            raise SiteError(
+                f"images that {name} sends begin as training examples and may still show them "
+                '(start = "real"), which this site does not allow; ask for start = "noise", or, '
+                f"{consent}"
             )
 
 
