@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedstill.core.errors import DataError
 from fedstill.data.folders import LAYOUTS, SUFFIXES
+from fedstill.data.optional import optional
 
 LOOKED_AT = 200  # images whose sizes are compared
 LARGE = 64  # pixels a side, from which on an image is brought to SMALL unless told otherwise
@@ -65,17 +66,16 @@ def _has_features(path: Path) -> bool:
 
 def _size(folders: list[Path]) -> int | None:
     """What images are brought to if they are large or of several sizes; None where they fit."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:  # said when they are read
+    if not folders:
         return None
+    library = optional("PIL.Image", needed_for="reading image files", install="fedstill[images]")
     sizes = set()
     for folder in folders:
         for path in islice(filter(_is_image, folder.rglob("*")), LOOKED_AT):
             try:
-                with Image.open(path) as image:
+                with library.open(path) as image:
                     sizes.add(image.size)
-            except (OSError, UnidentifiedImageError):  # named when they are read
+            except (OSError, ValueError, library.DecompressionBombError):  # named when it is read
                 continue
     one_size = len(sizes) <= 1 and all(side <= LARGE for sides in sizes for side in sides)
     return None if one_size else SMALL
