@@ -222,6 +222,8 @@ def test_a_network_for_other_examples_and_an_unknown_client_are_refused() -> Non
         Population(data, MLP((3, 4, 4), CLASSES))
     with pytest.raises(BadValue, match="networks: unknown client 'nobody'"):
         Population(data, MODEL, networks={"nobody": MODEL})
+    with pytest.raises(BadValue, match="networks: unknown client '0'"):
+        Population(data, MODEL, networks={0: MODEL})
 
 
 def test_data_are_moved_to_a_device_once_and_shared_there() -> None:

@@ -158,7 +158,9 @@ class Population:
     ) -> Mapping[NodeId, Model]:
         strangers = [name for name in own if name not in self._sites]
         if strangers:
-            raise BadValue(["networks: " + unknown("client", n, self._sites) for n in strangers])
+            raise BadValue(
+                ["networks: " + unknown("client", str(n), self._sites) for n in strangers]
+            )
         made: dict[int, Model] = {}  # clients of one kind share a description
         for network in (*([common] if len(own) < len(self) else []), *own.values()):
             if id(network) not in made:

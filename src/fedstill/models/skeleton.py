@@ -96,9 +96,10 @@ class Origin:
             named = {**source.keywords, **named}
             source = source.func
         if not callable(source):
+            ours = "; ours have names in recipes, and are fedstill.ConvNet and the like in Python"
             raise BadValue(
                 f"a network is a torch.nn.Module, its class, or a function that builds one, "
-                f"not {reprlib.repr(source)}"
+                f"not {reprlib.repr(source)}{ours if isinstance(source, str) else ''}"
             )
         key = (_comparable(positional), _comparable(named))
         return cls(source, key, positional, named, name or _title(source))
@@ -514,6 +515,8 @@ class Skeleton:
 
         Not if the module asks for the value of a tensor, or has a layer that knows no stacks.
         """
+        if any(isinstance(layer, nn.LSTM) for layer in self.net.modules()):
+            return False  # known without a trial, for which torch loads a great deal
         two = [self.fresh(seed, given=True) for seed in (0, 1)]
         moving = {n: torch.stack([one[n] for one in two]) for n in two[0] if not is_buffer(n)}
         still = {name: tensor for name, tensor in two[0].items() if is_buffer(name)}
