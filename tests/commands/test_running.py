@@ -58,6 +58,24 @@ def test_several_seeds_run_in_one_call(tmp_path, place):
     assert seeds == [0, 3]
 
 
+def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
+    given = tables(tmp_path)
+    own = tmp_path / "mine.py"
+    own.write_text("from torch import nn\ndef net():\n"
+                   "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n")  # fmt: skip
+    given["models"] = {"name": f"{own}:net"}
+    given["method"] = [{"name": name} for name in ("fedavg", "heterofl", "local", "fedrolex")]
+    recipe = tmp_path / "several.toml"
+    recipe.write_text(toml_text(given))
+    said = fedstill("run", recipe, "--out", tmp_path / "run")
+    assert said.code == 2 and not (tmp_path / "run").exists()
+    assert "2 faults" in said.err
+    assert "heterofl: models: HeteroFL: net cannot be narrowed" in said.err
+    assert "the others alone are run by --only fedavg --only local" in said.err
+    only = ("--only", "fedavg", "--only", "local", "run.rounds=1")
+    assert fedstill("run", recipe, *only, "--out", tmp_path / "run").code == 0
+
+
 def test_seeds_are_joined_up_to_the_next_word():
     assert joined_seeds(["run", "--seeds", "0", "1", "r.toml", "2"]) == [
         "run", "--seeds", "0,1", "r.toml", "2",

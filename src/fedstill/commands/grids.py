@@ -62,6 +62,9 @@ def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
     else:
         grids.check_free(cells, out)
         _check_no_grid(grid, out)
+        if going.parallel == 1 and going.line is None:
+            with _stoppable(cells, going):
+                _check_fit(cells)
     if len(cells) > 1 or grid.select:
         grids.write_grid(grid, cells, out)
     if grid.search:
@@ -198,6 +201,32 @@ def _then(cells: Sequence[Cell], going: Going) -> str:
         return f"go on with `fedstill resume {going.out}`"
     folder = cells[0].folder
     return f"go on with `fedstill resume {folder}`" if cells[0].begun else "nothing was begun"
+
+
+def _check_fit(cells: Sequence[Cell]) -> None:
+    """Refuse methods that do not fit the data or networks before another is played for hours."""
+    from fedstill.core.errors import BadValue, RecipeError
+    from fedstill.recipe.build import experiment_of, population_of
+
+    first = {cell.recipe.label: cell.recipe for cell in reversed(cells)}
+    if len(first) < 2:
+        return  # it is refused when it begins
+    people: dict[str, Any] = {}  # by the tables that they are made of
+    wrong: dict[str, list[str]] = {}
+    for label, recipe in reversed(first.items()):
+        tables = repr((recipe.data, recipe.models, recipe.run.seed))
+        if tables not in people:
+            people[tables] = population_of(recipe)
+        try:
+            experiment_of(recipe, people[tables])
+        except BadValue as error:
+            wrong[label] = [f"{label}: {line}" for line in error.faults]
+    if wrong:
+        others = " ".join(f"--only {label}" for label in reversed(first) if label not in wrong)
+        faults = [line for lines in wrong.values() for line in lines]
+        if others:
+            faults[-1] += f". Nothing was played; the others alone are run by {others}"
+        raise RecipeError(faults)
 
 
 def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
