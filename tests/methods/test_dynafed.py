@@ -124,6 +124,20 @@ def test_the_loss_of_a_stretch_is_the_way_left_over_the_way_to_be_gone() -> None
     assert all(float(grad.abs().sum()) > 0 for grad in found.values())
 
 
+def test_a_stretch_is_gone_in_evaluation_mode_whatever_a_loop_asks_for() -> None:
+    method, model = DynaFed(**SMALL), pictures(norm="batch").server_model
+    still = augment.draw(torch.Generator(), "none", groups=1, image=(8, 8))
+    value = {
+        "images": torch.randn(4, 1, 8, 8, generator=generator(0)),
+        "labels": torch.randn(4, 3, generator=generator(1)),
+        "rate": torch.tensor(0.3),
+    }
+    batch = Stretch(model.init(0), model.init(1), (still, still), ("none", "none"))
+    notes: Weights = {}
+    found = method.off_the_path(model.train(notes), value, batch)
+    assert torch.equal(found, method.off_the_path(model.evaluating, value, batch)) and notes == {}
+
+
 def test_the_set_leads_nearer_to_the_target_than_the_noise_it_began_with() -> None:
     world = pictures()
     values = {**SMALL, "augmentation": "none", "inner_steps": 3, "tune_epochs": 1}

@@ -119,6 +119,10 @@ def test_without_noise_or_clip_sets_are_matched_to_the_means_of_the_records(outp
     matching = Matching(4, outputs=outputs, augmentation="none")
     releasing = Releasing(matching, node, from_noise(node, [0, 2], 3), networks.__getitem__, None)
     finished(releasing.summed())
+    # What records are compared with before they are clipped: the means of the set so far.
+    made = model.features(networks[1], releasing.start.images.flatten(0, 1)).reshape(2, 3, -1)
+    at = slice(-made.shape[-1], None) if outputs == "stages" else slice(made.shape[-1])
+    assert torch.allclose(releasing.centre(1)[:, at], made.mean(1), atol=1e-6)
     for update in range(4):
         network, found = networks[update % 2], releasing.aim(update)
         stages = [stage.flatten(1) for stage in model.stages(network, x)]
