@@ -91,7 +91,8 @@ def test_sequences_of_numbers_train_without_a_warning(
     name: str, net: Callable[[], nn.Module]
 ) -> None:
     with warnings.catch_warnings(action="error"):
-        worlds.played(small(METHODS[name]), pictures(net), rounds=1)
+        _, log = worlds.played(small(METHODS[name]), pictures(net), rounds=1)
+    assert log.metrics  # scored to its end
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+Opener = Callable[[str, int], int]
 
 
 @contextmanager
@@ -20,9 +22,15 @@ def replacing(path: Path | str, *, by_several: bool = False) -> Iterator[BinaryI
     """
     path = Path(path)
     writer = f".{os.getpid()}" if by_several else ""
-    draft = path.with_name(f".{path.name}{writer}.draft")
+    with _drafted(path.with_name(f".{path.name}{writer}.draft"), path) as file:
+        yield file
+
+
+@contextmanager
+def _drafted(draft: Path, path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
+    """A draft to write to, which becomes `path` when it is on the disk, and is gone otherwise."""
     try:
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=opener) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -46,17 +54,13 @@ def write_secret(path: Path | str, data: bytes) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)
-    try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    with _drafted(draft, path, _for_its_owner) as file:
+        file.write(data)
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """Open a file that must be new, for nobody but its owner."""
+    return os.open(path, flags | os.O_EXCL, 0o600)
 
 
 def is_draft(name: str) -> bool:

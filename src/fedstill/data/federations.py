@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError, unknown
 from fedstill.data.datasets import DIGIT_NAMES, named_set, shaped
@@ -20,6 +23,7 @@ from fedstill.data.sites import (
     whole_site,
 )
 
+Pixels = NDArray[np.uint8]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel
 
 DIGITS_CLIENTS = {  # client: named set
@@ -106,22 +110,24 @@ def middle_side(image_set: LabelledSet, style: str, asked: int | None) -> int:
 
 def cropped(image_set: LabelledSet, side: int) -> LabelledSet:
     """A set of images with the middle of each only, and a note of it."""
-    train, test = (
-        Examples(middle(images_of(image_set.name, part), side), part.labels)
-        for part in (image_set.train, image_set.test)
-    )
-    note = f"{image_set.name}: the middle {side}x{side} pixels of each image"
-    return replace(image_set, train=train, test=test, notes=(*image_set.notes, note))
+    note = f"the middle {side}x{side} pixels of each image"
+    return changed(image_set, partial(middle, side=side), note)
 
 
 def smoothed(image_set: LabelledSet, deviation: float) -> LabelledSet:
-    """A set of images under a Gaussian of so many pixels, dark beyond the border, and a note."""
+    """A set of images under a Gaussian of so many pixels, and a note of it."""
+    note = f"smoothed by a Gaussian of {deviation} pixels"
+    return changed(image_set, partial(blurred, deviation=deviation), note)
+
+
+def changed(image_set: LabelledSet, change: Callable[[Pixels], Pixels], note: str) -> LabelledSet:
+    """A set whose images, of both parts, are changed, and a note of how."""
     train, test = (
-        Examples(blurred(images_of(image_set.name, part), deviation), part.labels)
+        Examples(change(images_of(image_set.name, part)), part.labels)
         for part in (image_set.train, image_set.test)
     )
-    note = f"{image_set.name}: smoothed by a Gaussian of {deviation:g} pixels"
-    return replace(image_set, train=train, test=test, notes=(*image_set.notes, note))
+    notes = (*image_set.notes, f"{image_set.name}: {note}")
+    return replace(image_set, train=train, test=test, notes=notes)
 
 
 def desa_site(
