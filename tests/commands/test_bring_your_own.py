@@ -39,6 +39,9 @@ def test_all_of_one_file_runs_and_resumes_from_anywhere(
     monkeypatch.chdir(folder.parent)
     said = fedstill("run", folder / "recipe.toml", "--out", folder / "out")
     assert said.code == 0, said.err
+    assert "Pulled · mine.py:stripes · seed 0: " in said.out
+    table = fedstill("compare", folder / "out", "--format", "latex").out
+    assert "mine.py:stripes (data " in table and str(folder) not in table
     runs = sorted(path for path in (folder / "out").iterdir() if path.is_dir())
     assert [run.name for run in runs] == ["Pulled", "fedavg"]
     rows = list(csv.DictReader((runs[0] / "metrics.csv").read_text().splitlines()))

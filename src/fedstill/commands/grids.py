@@ -371,9 +371,11 @@ def _finished(cell: Cell, going: Going, tally: Tally, say: Any = typer.echo) -> 
     if SPEECH.verbose:
         _tell_notes(cell.folder, say)
     if going.named and not SPEECH.quiet:
+        from fedstill.core.files import without_folder
+
         recipe = cell.recipe
         place = f" ({tally.played} of {tally.total})" if tally.total > 1 else ""
-        title = f"{cell.title} · {recipe.data.name} · seed {recipe.run.seed}"
+        title = f"{cell.title} · {without_folder(recipe.data.name)} · seed {recipe.run.seed}"
         say(f"{title}: {result(cell.folder, recipe.run.metrics[0])} → {cell.folder}{place}")
 
 

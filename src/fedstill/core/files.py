@@ -83,3 +83,9 @@ def sync_folder(folder: Path | str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def without_folder(name: str) -> str:
+    """`mine.py:data` of `/where/it/lies/mine.py:data`, for tables; other texts stay."""
+    place, _, last = name.rpartition(":")
+    return f"{Path(place).name}:{last}" if place.endswith(".py") else name

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from fedstill.core.errors import BadValue, unknown
+from fedstill.core.files import without_folder
 from fedstill.logbook.reader import Run
 from fedstill.logbook.summary import short
 from fedstill.report.student import half_width
@@ -146,7 +147,7 @@ def setting_of(run: Run) -> Setting:
     return Setting(
         method=str(method.get("name", "unnamed method")),
         label=str(method.get("label", "")),
-        data=str(data.get("name", "unnamed data")),
+        data=without_folder(str(data.get("name", "unnamed data"))),
         digest=str(digest or _digest(_kept(data))),
         details=json.dumps(rest, sort_keys=True, default=str),
         held_out="hold_out" in data or bool(run.summary.get("held_out")),
