@@ -77,7 +77,7 @@ def test_a_site_of_another_form_is_refused(changes, message):
         ((site(), site()), "client names must differ"),
         (
             (site(), site("two", pool=examples(shape=(1, 3, 3)), test=examples(shape=(1, 3, 3)))),
-            "one has .* and two has .*; give size and channels",
+            "one has .* and two has .*; bring arrays to one shape, files by size",
         ),
         ((site(pool=examples(label=7)),), r"labels must lie in 0..1 for 2 classes, but 7"),
     ],

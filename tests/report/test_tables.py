@@ -279,5 +279,5 @@ def test_a_further_metric_of_clients_models_is_shown_by_client(tmp_path):
 
 def test_a_metric_that_no_run_has_is_refused_by_name(tmp_path):
     folder = with_areas(tmp_path / "0", 0, {"a": 0.75})
-    with pytest.raises(BadValue, match="unknown metric 'aurocc'; did you mean 'auroc'"):
+    with pytest.raises(BadValue, match=r"metric 'aurocc'; did you mean 'auroc'.*run.metrics named"):
         comparison([folder], "aurocc")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from fedstill import DFRD, Execution, Experiment, FedAvg, Iid, Population, split
 from fedstill import run as begin
 from fedstill.core import Scored
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.seeds import generator
 from fedstill.models import MLP, MODELS, Conv4, ConvNet, Module
 from fedstill.models.plain import as_module
@@ -143,6 +143,9 @@ def test_a_clients_own_model_and_an_earlier_round_can_be_asked_for(tmp_path: Pat
     assert (last.description["round"], earlier.description["round"]) == (3, 2)
     assert not torch.equal(last.weights["head.weight"], earlier.weights["head.weight"])
     assert "mean" in last.description["normalisation"]
+    with pytest.raises(BadValue, match=r"east\.pt: .*safetensors.*name the file east\.safetensors"):
+        export.write(last, tmp_path / "east.pt")
+    assert export.write(last, tmp_path / "east.v2")[0].name == "east.v2.safetensors"
     with pytest.raises(RunFolderError, match=r"round 1 was not kept.*kept: 2, 3"):
         export.of_folder(tmp_path / "run", "east", 1)
 

@@ -167,7 +167,7 @@ class Collection:
         for site in self.sites:
             if site.pool.shape != first.pool.shape:
                 images = len(site.pool.shape) == len(first.pool.shape) == 3
-                remedy = "; give size and channels to bring them to one shape" if images else ""
+                remedy = "; bring arrays to one shape, files by size and channels" if images else ""
                 raise DataError(
                     f"{self.name}: all clients need {'images' if images else 'inputs'} of one "
                     f"shape, but {first.name} has {first.pool.shape} and {site.name} has "

@@ -194,7 +194,8 @@ def check_metric(metric: str, runs: Sequence[Run]) -> None:
     """Refuse a metric that no summary has."""
     known = {ACCURACY, *(name for run in runs for name in _table(run.summary, "metrics"))}
     if metric not in known:
-        raise BadValue(unknown("metric", metric, known))
+        line = unknown("metric", metric, known)
+        raise BadValue(f"{line}; a run has those that run.metrics named when it was made")
 
 
 def group_of(name: str, runs: Sequence[Run], metric: str = ACCURACY) -> Group:

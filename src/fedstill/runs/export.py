@@ -38,6 +38,7 @@ from fedstill.runs.digest import normalisation, plain
 from fedstill.runs.recipes import recipe_of
 
 SUFFIX = ".safetensors"
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # as torch.save's files are called
 CODE = '''"""A network of fedstill in plain PyTorch: `load_state_dict` takes the weights."""
 
 {body}
@@ -162,6 +163,11 @@ def of_states(
 
 def write(export: Export, out: Path) -> list[Path]:
     """The weights, beside them a description in JSON and, for ConvNet and MLP, plain code."""
+    if out.suffix in PICKLES:
+        raise BadValue(
+            f"{out.name}: weights are written as safetensors, which run no code when they are "
+            f"read; name the file {out.with_suffix(SUFFIX).name}"
+        )
     out = out if out.suffix == SUFFIX else out.with_name(out.name + SUFFIX)
     out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(export.description, indent=2, ensure_ascii=False) + "\n"

@@ -103,7 +103,7 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
-            f"cannot write to {folder}: {error.strerror or error}; give another folder with --out"
+            f"cannot write to {folder}: {error.strerror or error}; give another folder"
         ) from error
 
 
