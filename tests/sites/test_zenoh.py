@@ -121,6 +121,7 @@ def test_a_site_that_is_there_twice_is_asked_nothing_until_one_of_them_has_ended
             assert wait_until(lambda: asking.here.doubled("north", 60) is None)
             assert asked(asking, data=b"both", seconds=20) == Silence(zenoh.TWICE)
             assert worked_on == []
+        assert wait_until(lambda: not asking.here.doubled("north", 0.0))  # its end is noticed
         assert asked(asking, data=b"one", seconds=20) == b"ok"
         assert worked_on == [b"one"]
     # One who was killed and is back at once is not taken for two.

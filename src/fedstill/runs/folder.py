@@ -103,7 +103,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
-            f"cannot write to {folder}: {error.strerror or error}; give another folder"
+            f"cannot write to {folder}: {error.strerror or error}; "
+            "give another folder, on the command line with --out"
         ) from error
 
 
