@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from fedstill.core.content import LARGEST
 from fedstill.core.errors import FedstillError, ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
 from fedstill.core.method import Place, Step, memory_of, steps_of
+from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Addressed, Cache, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.core.trees import field_names
@@ -239,6 +241,11 @@ class InProcess:
         node.state = state
         return scoring.scores(self.experiment, node, {client: self.population.party(client).test})
 
+    @cached_property
+    def _server_model(self) -> Model:
+        """The server's network, made for this device once and not for each node."""
+        return self.population.party(SERVER).model.on(self.device)
+
     def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
         party = self.population.party(id)
         node: Node[Any] = Node(
@@ -249,7 +256,7 @@ class InProcess:
             data=party.data,
             public=self.population.public,
             models=self.population.models,
-            server_model=self.population.party(SERVER).model.on(self.device),
+            server_model=self._server_model,
             graph=self.experiment.graph.neighbours,
             seed=self.experiment.seed,
             step=step,
