@@ -37,6 +37,12 @@ class Unaddressed(FedAvg):
         return said  # type: ignore[no-any-return]
 
 
+class Misdirected(FedAvg):
+    @at_server
+    def broadcast(self, server: Node[Global], inbox: Inbox[Never]) -> Addressed[Down]:
+        return Addressed({"client-0": Down(server.state.weights)})
+
+
 class Writing(FedAvg):
     @at_server
     def aggregate(self, server: Node[Global], inbox: Inbox[Up]) -> None:
@@ -101,6 +107,7 @@ MISTAKES = [
         r"it returned a dict, but .* sends Up; return Up\(…\)",
     ),
     (Unaddressed, "broadcast failed on server in round 1", "it returned a dict, .* or Addressed"),
+    (Misdirected, "broadcast failed on server in round 1", "for 'client-0', but there is no such"),
     (Writing, "aggregate failed on server in round 1", "replaced: node.state = node.state.replace"),
     (Blank, "update failed on c0 in round 1", "before its first step, client_state or server_"),
     (

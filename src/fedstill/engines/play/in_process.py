@@ -322,6 +322,7 @@ def _check_said(step: Step, ended: Sequence[Ended]) -> None:
     for node, _, message in ended:
         try:
             _check_message(step, message)
+            _check_hearers(node, message)
             _check_memory(node.state)
         except (ProtocolError, TypeError) as why:
             title = type(step.method).__name__
@@ -350,6 +351,16 @@ def _check_message(step: Step, message: Any) -> None:
                     f"{type(each).__name__}.{name} is a coroutine; write await before the call "
                     "that makes it, in a step that begins with async def"
                 )
+
+
+def _check_hearers(node: Node[Any], message: Any) -> None:
+    """Refuse a message to somebody who is not there: nobody would hear it, and nobody told."""
+    for name in message if isinstance(message, Addressed) else ():
+        if name != SERVER and name not in node.models:
+            raise ProtocolError(
+                f"it has a message for {name!r}, but there is no such client; clients have the "
+                "names of node.models"
+            )
 
 
 def _check_memory(state: Any) -> None:
