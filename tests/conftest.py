@@ -1,4 +1,8 @@
-"""For all tests: nobody waits for the disk, and no child process compiles the library anew."""
+"""For all tests: nobody waits for the disk, and no child process compiles the library anew.
+
+Kernels for a GPU are run by Triton's interpreter where no GPU is, which must be asked for before
+anything imports Triton.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of child processes: dozens import fedstill
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

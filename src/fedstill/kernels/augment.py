@@ -97,7 +97,7 @@ def _launched(kernel: Any, x: Tensor, *arguments: Tensor | bool) -> Tensor:
     out = torch.empty_like(x)
     sets, images, channels, height, width = x.shape
     pixels = triton.next_power_of_2(height * width)
-    with torch.cuda.device(x.device):
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         kernel[(sets * images,)](
             x, out, images, *arguments, channels, height, width, pixels,
             num_warps=max(1, pixels // 256),

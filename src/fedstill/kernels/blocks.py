@@ -22,7 +22,7 @@ EPS = 1e-5
 
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """avg_pool2d(relu(instance_norm(maps) * scale + shift), 2) for [image, channel, y, x]."""
-    with torch.cuda.device(maps.device):
+    with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Block.apply(maps, scale, shift)  # type: ignore[no-untyped-call,no-any-return]
         return _forward(maps.contiguous(), scale, shift)[0]

@@ -32,7 +32,7 @@ class _Means(torch.autograd.Function):
         classes, images, features = outputs.shape
         means = outputs.new_empty(classes, features)
         programs = (triton.cdiv(features, FEATURES), classes)
-        with torch.cuda.device(outputs.device):
+        with torch.cuda.device_of(outputs):  # type: ignore[no-untyped-call]
             _add_up[programs](
                 outputs.contiguous(), share.contiguous(), means, images, features, IMAGES, FEATURES,
                 num_warps=4,

@@ -76,7 +76,7 @@ def block(
 
     There is a gradient for images, over `gain`, none for the rest.
     """
-    with torch.cuda.device(images.device):
+    with torch.cuda.device_of(images):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Block.apply(images, weight, scale, shift, padding, gain)  # type: ignore[no-untyped-call,no-any-return]
         block = [one[None] for one in (images, weight, scale, shift)]

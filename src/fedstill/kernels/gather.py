@@ -29,7 +29,7 @@ def taken(
     size = shape.numel()
     programs = (rows.numel(), triton.cdiv(size, BLOCK))
     if found.numel():
-        with torch.cuda.device(stored.device):
+        with torch.cuda.device_of(stored):  # type: ignore[no-untyped-call]
             _taken[programs](
                 stored.contiguous(), rows.contiguous(), mean.contiguous(), std.contiguous(), found,
                 size, size // shape[0], BLOCK,

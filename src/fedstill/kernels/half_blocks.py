@@ -26,7 +26,7 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor, *, last: bool = F
     What comes out has the maps' precision; that of the `last` block is in single precision and lies
     channel by channel. There is a gradient for maps in half precision, none for the rest.
     """
-    with torch.cuda.device(maps.device):
+    with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Block.apply(maps, scale, shift, last)  # type: ignore[no-untyped-call,no-any-return]
         return _forward(_by_pixel(maps), scale, shift, last)[0]

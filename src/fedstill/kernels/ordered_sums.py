@@ -34,7 +34,7 @@ def weighted(columns: Sequence[Sequence[Tensor]], shares: Sequence[float]) -> li
     factors = sent(torch.tensor(shares, dtype=torch.float32), device)
     places = sent(torch.tensor([[row.data_ptr() for row in rows] for rows in columns]), device)
     made = [torch.empty_like(rows[0]) for rows in columns]
-    with torch.cuda.device(device):
+    with torch.cuda.device_of(places):  # type: ignore[no-untyped-call]
         for at, total in zip(places, made, strict=True):
             if total.numel():
                 _add_up[(triton.cdiv(total.numel(), NUMBERS),)](
