@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e
 
-.PHONY: demo demo-sites test style types suite test-gpu check bench-env clean
+.PHONY: demo demo-sites test style types suite kernels test-gpu check bench-env clean
 
 $(VENV)/.for-demo: pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ suite: $(VENV)/.for-test
 # Types are checked beside the tests: mypy alone would leave the other core idle.
 test: style
 	$(MAKE) --jobs=2 types suite
+
+# Every kernel compiled for a GPU that need not be here: what it needs, and whether it is taken.
+kernels: $(VENV)/.for-test
+	$(BIN)/python tests/compile_kernels.py
 
 # With a torch for CUDA, which the environment of the other targets has not: PYTHON's own.
 test-gpu:
