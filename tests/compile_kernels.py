@@ -24,6 +24,7 @@ import pytest
 
 import on_gpu
 
+REAL_SIZES = "tests/kernels/real_sizes.py"  # no test of make test
 GENERATION = "FEDSTILL_GENERATION"  # of the GPU to compile for, handed to the tests' process
 
 
@@ -38,7 +39,7 @@ class Cost(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--generation", type=int, default=90, help="compute capability: 90 is H200")
-    parser.add_argument("tests", nargs="*", default=["tests/kernels"])
+    parser.add_argument("tests", nargs="*", default=["tests/kernels", REAL_SIZES])
     options = parser.parse_args()
     here = [str(on_gpu.ROOT / "src"), str(on_gpu.ROOT / "tests")]
     surroundings = {
@@ -63,6 +64,7 @@ class Compiler:
         self.generation = generation
         self.costs: dict[str, dict[str, Cost]] = defaultdict(dict)
         self.refused: dict[str, str] = {}
+        self.early: dict[str, str] = {}  # tests that did not get to their last launch
 
     def install(self) -> None:
         from triton import knobs
@@ -90,11 +92,12 @@ class Compiler:
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
         try:
             return (yield)
-        except Exception:  # numbers that nothing has made are no fault of a kernel
+        except Exception as error:  # numbers that nothing has made are no fault of a kernel
+            self.early[item.name] = f"{type(error).__name__}: {error}"
             return None
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        print("\n" + "\n".join(told(self.costs, self.refused, self.generation)))
+        print("\n" + "\n".join(told(self.costs, self.refused, self.early, self.generation)))
         session.exitstatus = int(bool(self.refused) or not self.costs)
 
 
@@ -147,13 +150,15 @@ def cost(binary: bytes, shared: int) -> Cost:
 
 
 def told(
-    costs: Mapping[str, Mapping[str, Cost]], refused: Mapping[str, str], generation: int
-) -> list[str]:
+    costs: Mapping[str, Mapping[str, Cost]], refused: Mapping[str, str], early: Mapping[str, str],
+    generation: int,
+) -> list[str]:  # fmt: skip
     """A line for each kernel, with the dearest of its variants, and one that sums them up."""
     lines = [f"{'kernel':40} variants registers spilled shared"]
     for name, variants in sorted(costs.items()):
         most = [max(numbers) for numbers in zip(*variants.values(), strict=True)]
         lines.append(f"{name:40} {len(variants):8} {most[0]:9} {most[1]:7} {most[2]:6}")
+    lines += [f"ended early: {name}: {_short(why)}" for name, why in sorted(early.items())]
     lines += [f"REFUSED {name}: {why}" for name, why in sorted(refused.items())]
     variants = sum(len(of) for of in costs.values())
     return [
@@ -161,6 +166,11 @@ def told(
         f"kernels at {on_gpu.commit()} for compute capability {generation / 10}: "
         f"{variants} variants of {len(costs)} compiled, {len(refused)} refused",
     ]
+
+
+def _short(text: str) -> str:
+    line = text.partition("\n")[0]
+    return line if len(line) <= 100 else f"{line[:97]}..."
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -62,10 +62,12 @@ def test_the_table_has_the_dearest_variant_of_each_kernel() -> None:
         "b.fast": {"1": Cost(40, 0, 512)},
         "a.slow": {"1": Cost(64, 0, 9), "2": Cost(32, 8, 0)},
     }
-    head, slow, fast, refused, line = told(costs, {"c.bad": "no"}, 90)
+    cut = {"test_a": "ValueError: " + "x" * 200}
+    head, slow, fast, early, refused, line = told(costs, {"c.bad": "no"}, cut, 90)
     assert head.split() == ["kernel", "variants", "registers", "spilled", "shared"]
     assert slow.split() == ["a.slow", "2", "64", "8", "9"]
     assert fast.split() == ["b.fast", "1", "40", "0", "512"]
+    assert early.startswith("ended early: test_a: ValueError: xxx") and len(early) < 130
     assert refused == "REFUSED c.bad: no"
     assert line.endswith("for compute capability 9.0: 3 variants of 2 compiled, 1 refused")
 
