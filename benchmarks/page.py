@@ -77,7 +77,7 @@ def side_by_side(found: Table | None) -> str:
 
 
 def aims(found: Table | None) -> str:
-    """What is aimed at on a GPU, and how far it is."""
+    """Targets on a GPU, and how far they are."""
     if found is None:
         return "Not measured yet."
     at = found["machine"]
@@ -94,11 +94,11 @@ def aims(found: Table | None) -> str:
         unit = "times" if row["gain"] else "ms"
         reached = own >= aim if row["gain"] else own <= aim
         lines.append({
-            "work": row["work"], "how": row["case"],
+            "work": row["work"], "case": row["case"],
             "median": f"{number(times['median'])} ms" + (f", {own:.1f} times" * bool(row["gain"])),
-            "from – to, ms": f"{number(times['lowest'])} – {number(times['highest'])}",
-            "aimed at": f"{number(aim)} {unit}",
-            "reached": "yes" if reached else f"no, {own / aim:.2f} of it",
+            "min – max, ms": f"{number(times['lowest'])} – {number(times['highest'])}",
+            "target": f"{number(aim)} {unit}",
+            "reached": "yes" if reached else f"no, {own / aim:.2f} × target",
         })  # fmt: skip
     return f"{said}\n\n{markdown(lines)}"
 
@@ -128,9 +128,7 @@ def two_cores(found: Table | None) -> str:
         }
         for row in found["rows"]
     ]  # fmt: skip
-    said = (
-        f"Measured {found['when']} on {at['cpu']}, torch {at['torch']}, one thread; the least of "
-    )
+    said = f"Measured {found['when']} on {at['cpu']}, torch {at['torch']}, one thread; minimum of "
     said += f"{found['repeat']} repetitions."
     return f"{said}\n\n{markdown(lines)}"
 
@@ -168,12 +166,12 @@ def line(row: Table, system: Table, baseline: Table, noise: float | None) -> dic
     shown = {
         "system": system["title"],
         "median": f"~~{middle}~~" if verdict == "no" else middle,
-        "from – to": f"{number(min(times))} – {number(max(times))}",
+        "min – max": f"{number(min(times))} – {number(max(times))}",
     }
     base = milliseconds(row, baseline)
     if base:
         ratio = statistics.median(times) / statistics.median(base)
-        shown[f"to the {baseline['title']}"] = f"{ratio:.2f} ×"
+        shown[f"ratio to {baseline['title']}"] = f"{ratio:.2f} ×"
     if len(runs[0]["seconds"]) > 1:
         shown["first round, s"] = number(statistics.median(run["seconds"][0] for run in runs))
     shown["start-up, s"] = number(statistics.median(run["start_up"] for run in runs))
@@ -242,9 +240,9 @@ def own_numbers(folder: Path) -> str:
             lines.append({
                 "engine": case["title"], "clients": str(case["clients"]),
                 "ms": number(times["median"]),
-                "from – to": f"{number(times['lowest'])} – {number(times['highest'])}",
-                "faster": f"{first / times['median']:.1f} ×" if first else "",
-                "first, s": number(case["first_seconds"]),
+                "min – max": f"{number(times['lowest'])} – {number(times['highest'])}",
+                "speed-up": f"{first / times['median']:.1f} ×" if first else "",
+                "first repetition, s": number(case["first_seconds"]),
                 "peak MB": "" if peak is None else f"{peak / 1e6:.0f}",
             })  # fmt: skip
         synthetic = f", {size['per_class']} synthetic a class" if size["per_class"] else ""
@@ -258,7 +256,7 @@ def own_numbers(folder: Path) -> str:
 
 
 def profiles(found: Table | None) -> str:
-    """Where the time of each loop goes, and the least it could take."""
+    """Where the time of each loop goes, and its lower bound."""
     if found is None:
         return "Not measured yet."
     at = found["machine"]
@@ -266,18 +264,22 @@ def profiles(found: Table | None) -> str:
     parts = [f"Measured {found['when']} on {what}, torch {at['torch']}."]
     for loop in found["loops"]:
         lines = [
-            {"kernels": kind, "µs": number(told["us"]), "launches": number(told["launches"])}
+            {
+                "kernels": kind,
+                "kernel time, µs": number(told["us"]),
+                "launches": number(told["launches"]),
+            }
             for kind, told in loop["kinds"].items()
             if told["us"]
         ]
         busy = sum(told["us"] for told in loop["kinds"].values())
-        lines.append({"kernels": "all", "µs": number(busy)})
+        lines.append({"kernels": "total", "kernel time, µs": number(busy)})
         least = loop["floor"]
-        memory = "" if least["memory"] is None else f", {number(least['memory'])} µs of memory"
+        memory = "" if least["memory"] is None else f", {number(least['memory'])} µs (memory)"
         parts.append(
-            f"**{loop['loop']}**, {loop['title']}: {number(loop['us'])} µs on the clock for "
-            f"{loop.get('unit', 'a step of a client')}; floor {number(least['arithmetic'])} µs of "
-            f"arithmetic{memory}\n\n{markdown(lines)}"
+            f"**{loop['loop']}**, {loop['title']}: wall-clock time {number(loop['us'])} µs for "
+            f"{loop.get('unit', 'a step of a client')}; lower bound {number(least['arithmetic'])} "
+            f"µs (arithmetic){memory}\n\n{markdown(lines)}"
         )
     return "\n\n".join(parts)
 

@@ -38,7 +38,7 @@ def test_the_table_says_what_is_reached():
     lessons = found("lessons", **{"in_process, recorded, half": 330.0})
     step = found("module-step", **{"in_process": 3.0, "streams, recorded, half": 0.5})
     table = page.aims(aims.as_table([lessons, step], 3))
-    assert "| 330 ms | 330 – 330 | 300 ms | no, 1.10 of it |" in table
+    assert "| 330 ms | 330 – 330 | 300 ms | no, 1.10 × target |" in table
     assert "| 0.5 ms, 6.0 times | 0.5 – 0.5 | 2 times | yes |" in table
     assert page.aims(None) == "Not measured yet."
 
