@@ -29,7 +29,8 @@ Unfolded = Callable[[Tensor], Tensor]
 
 def contrasted(features: Tensor, labels: Tensor, temperature: float, unfolded: Unfolded) -> Tensor:
     """The supervised contrastive loss of [row, feature]; `unfolded` is it by torch's operations."""
-    return _Contrasted.apply(features, labels, temperature, unfolded)  # type: ignore[no-untyped-call,no-any-return]
+    given = features.contiguous(), labels.contiguous()
+    return _Contrasted.apply(*given, temperature, unfolded)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def distilled(
@@ -40,7 +41,9 @@ def distilled(
 
     `shares` are hard, soft and T; `unfolded` is the same by torch's operations.
     """
-    return _Distilled.apply(student, teacher, labels, weight, shares, unfolded)  # type: ignore[no-untyped-call,no-any-return]
+    given = [one.contiguous() for one in (student, teacher, labels)]
+    weight = None if weight is None else weight.contiguous()
+    return _Distilled.apply(*given, weight, shares, unfolded)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def crossed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -53,7 +56,7 @@ class _Contrasted(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, labels: Tensor, temperature: float, unfolded: Unfolded
     ) -> Tensor:
-        features, rows = features.contiguous(), len(labels)
+        rows = len(labels)
         unit, lengths = torch.empty_like(features), features.new_empty(rows)
         loss, slopes = features.new_empty(()), features.new_empty(rows, rows)
         with torch.cuda.device_of(features):  # type: ignore[no-untyped-call]
@@ -86,13 +89,13 @@ class _Distilled(torch.autograd.Function):
         ctx: Any, student: Tensor, teacher: Tensor, labels: Tensor, weight: Tensor | None,
         shares: tuple[float, float, float], unfolded: Unfolded,
     ) -> Tensor:  # fmt: skip
-        student, (rows, classes) = student.contiguous(), student.shape
+        rows, classes = student.shape
         loss, slopes = student.new_empty(()), torch.empty_like(student)
         sizes = [int(triton.next_power_of_2(number)) for number in (rows, classes)]
         with torch.cuda.device_of(student):  # type: ignore[no-untyped-call]
             _distil[(1,)](
-                student, teacher.contiguous(), labels, labels if weight is None else weight, loss,
-                slopes, rows, classes, *shares, weight is not None, *sizes, num_warps=4,
+                student, teacher, labels, labels if weight is None else weight, loss, slopes, rows,
+                classes, *shares, weight is not None, *sizes, num_warps=4,
             )  # fmt: skip
         ctx.unfolded = unfolded
         ctx.save_for_backward(student, slopes)
@@ -160,7 +163,7 @@ def _cross(
     log_p = _log_shares(own)
     crossed = -tl.sum(tl.where(right & there, log_p, 0.0), 1)
     tl.store(losses + member, tl.sum(crossed, 0) / count)
-    said = heard * (tl.exp(log_p) - right.to(tl.float32)) / count
+    said = heard * (tl.exp(log_p) - right.to(tl.float32)) / tl.maximum(count, 1.0)
     tl.store(slopes + where, said, mask=there)
 
 
@@ -236,7 +239,8 @@ def _distil(
     theirs = tl.load(teacher + row * classes + label, mask=there, other=-float("inf"))
     own = tl.where(row < rows, own, 0.0)  # rows that there are not, of plain numbers
     theirs = tl.where(row < rows, theirs, 0.0)
-    right = tl.load(labels + row, mask=row < rows, other=-1) == label
+    truth = tl.load(labels + row, mask=row < rows, other=LEFT_OUT)
+    right, learned = truth == label, (truth != LEFT_OUT).to(tl.float32)
     log_p = _log_shares(own)
     crossed = -tl.sum(tl.where(right & there, log_p, 0.0), 1)[:, None]
     log_q, log_t = _log_shares(own / temperature), _log_shares(theirs / temperature)
@@ -246,7 +250,7 @@ def _distil(
     if WEIGHED:
         heard = tl.load(weight + row, mask=row < rows, other=0.0)
     tl.store(loss, tl.sum(tl.sum(heard * (hard * crossed + soft * apart), 1), 0) / rows)
-    said = hard * (tl.exp(log_p) - right.to(tl.float32))
+    said = hard * learned * (tl.exp(log_p) - right.to(tl.float32))
     said += soft / temperature * (tl.exp(log_q) - share)
     tl.store(slopes + row * classes + label, heard * said / rows, mask=there)
 

@@ -100,7 +100,7 @@ def task_loss(logits: Tensor, labels: Tensor, class_weights: Tensor | None = Non
     """The mean over rows of the cross-entropy, each times the weight of its class, if any."""
     if class_weights is None:
         kernels = _kernels_of_stacks(logits, labels)
-        if kernels is None or logits.numel() > kernels.ENTRIES:
+        if kernels is None or not 0 < logits.numel() <= kernels.ENTRIES:
             return F.cross_entropy(logits, labels)
         fused: Tensor = kernels.crossed(logits, labels)
         return fused
@@ -171,8 +171,9 @@ def hinton(
         per_row = (1 - soft_share) * hard + soft_share * temperature**2 * soft
         return (per_row if weight is None else weight * per_row).mean()
 
+    weighed = weight is not None and weight.requires_grad  # of that kernels have no gradient
     kernels = _kernels(student, teacher, *([] if weight is None else [weight]))
-    if kernels is None or student.numel() > kernels.ENTRIES:
+    if kernels is None or weighed or not 0 < student.numel() <= kernels.ENTRIES:
         return unfolded(student)
     soft = soft_share * temperature**2
     soft = soft / student.shape[1] if reduction == "elements" else soft
