@@ -407,3 +407,18 @@ def test_what_kernels_cannot_count_is_left_to_products(
     narrow = weight.transpose(1, 2)  # from three maps to 64: what is made counts, too
     stacked_convolutions.image_gradients(seen, narrow, tuple(maps.shape[1:]), moves)
     assert told.asked == asked
+
+
+@pytest.mark.parametrize(("networks", "asked"), [(3, ["convolved"]), (4, [])])
+def test_numbers_of_others_between_a_networks_own_are_counted(
+    networks: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,000 images of 3x224x224 of four networks in turn are more than 2**31 numbers."""
+    told = Told()
+    monkeypatch.setattr(stacked_convolutions.gpu, "plain_on_gpu", lambda *tensors: True)
+    monkeypatch.setattr(stacked_convolutions.gpu, "kernels", lambda name: told)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen = torch.empty(4000, networks, 3, 224, 224, device="meta").transpose(0, 1)
+    weight = torch.empty(networks, 1, 3, 1, 1, device="meta")
+    stacked_convolutions.convolutions(seen, weight, None, Moves((1, 1), (0, 0)))
+    assert told.asked == asked

@@ -227,12 +227,19 @@ def _made(x: Tensor, weight: Tensor, moves: Moves) -> int:
 def _kernels(*tensors: Tensor, made: int = 0) -> Any:
     """Kernels that may be handed these, or None; they round as convolutions may be rounded.
 
-    They count up to 2**31 numbers of one network, in what they see and in what is `made`.
+    They count up to 2**31 numbers of one network, in what they see and in what is `made`, those
+    included that lie between its own.
     """
     if not torch.backends.cudnn.allow_tf32 or not gpu.plain_on_gpu(*tensors):
         return None
-    small = all(numbers < 2**31 for numbers in (made, *(tensor[0].numel() for tensor in tensors)))
+    small = max(made, *(_reach(tensor[0]) for tensor in tensors)) < 2**31
     return gpu.kernels("kernels.convolution_stacks") if small else None
+
+
+def _reach(tensor: Tensor) -> int:
+    """Over how many numbers a tensor goes in memory, or how many it has where it repeats some."""
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    return max(tensor.numel(), 1 + sum((size - 1) * step for size, step in sides))
 
 
 def with_networks_first(info: Any, in_dims: Sequence[int | None], *tensors: Tensor) -> list[Tensor]:

@@ -22,6 +22,7 @@ PROGRAMS = 512  # that keep a GPU busy
 NUMBERS = 1024  # that a program rounds
 BY_PIXEL = 16  # channels from which maps are first turned round: all of a pixel side by side
 TURNED = (64, 32)  # pixels and channels that a program turns round
+PLACES = 2**16 - 1  # of a grid along its second axis
 HALF = tl.constexpr(0x1000)  # of the last bit that is kept
 KEPT = tl.constexpr(-0x2000)  # sign, exponent and ten bits
 Pair = tuple[int, int]
@@ -71,7 +72,7 @@ def to_weights(
         # Four warps would multiply as a group, which needs both factors turned round in memory.
         _weigh[(*grid, networks * parts)](
             grad, x, made, pixels // even, each, networks, outputs, grad.stride(0), x.stride(0),
-            even, ready, *grad.stride()[1:3], grad.stride(4), *x.stride()[1:], taps, inputs,
+            even, ready, *grad.stride()[1:], *x.stride()[1:], taps, inputs,
             *x.shape[3:], high, wide, *kernel, *stride, *padding, TAPS, across, along,
             num_warps=2, num_stages=3,
         )  # fmt: skip
@@ -104,21 +105,20 @@ def _launch(
 def _turned(maps: Tensor) -> tuple[Tensor, bool]:
     """The same maps; of many channels all of a pixel lie side by side, and are rounded already."""
     networks, images, channels, height, width = maps.shape
-    if channels < BY_PIXEL:
-        return maps, False
-    maps, pixels = _flat(maps), height * width
-    made = maps.new_empty(networks, images, height, width, channels)
+    pixels = height * width
     grid = (networks * images, triton.cdiv(pixels, TURNED[0]), triton.cdiv(channels, TURNED[1]))
+    if channels < BY_PIXEL or grid[1] > PLACES:
+        return maps, False
+    maps = _flat(maps)
+    made = maps.new_empty(networks, images, height, width, channels)
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
-        _turn[grid](
-            maps, made, images, pixels, channels, *maps.stride()[:3], maps.stride(4), *TURNED
-        )
+        _turn[grid](maps, made, images, pixels, channels, *maps.stride(), *TURNED)
     return made.movedim(4, 2), True
 
 
 def _flat(maps: Tensor) -> Tensor:
-    """The same maps; rows of pixels follow one another at one distance."""
-    return maps if maps.stride(3) == maps.shape[4] * maps.stride(4) else maps.contiguous()
+    """[network, image, channel, pixel], a copy only where pixels are not at one distance."""
+    return maps.flatten(3)
 
 
 def _size(count: int, most: int) -> int:
