@@ -132,8 +132,9 @@ def test_distillation_is_that_of_the_operations(rows: int, classes: int, weighed
     assert untouched(x.detach(), teacher, labels, teacher if weight is None else weight)
 
 
-def test_distillation_takes_tensors_that_lie_in_any_order() -> None:
-    x, teacher, labels = noise(4, 6).T, noise(4, 6, of="teacher").T, classes_of(6, 4)
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8])  # the kinds that the framework takes
+def test_distillation_takes_tensors_that_lie_in_any_order(kind: torch.dtype) -> None:
+    x, teacher, labels = noise(4, 6).T, noise(4, 6, of="teacher").T, classes_of(6, 4).to(kind)
     weight = noise(6, of="weight").abs()
 
     def loss(x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def distilled(
 
     `shares` are hard, soft and T; `unfolded` is the same by torch's operations.
     """
-    given = [one.contiguous() for one in (student, teacher, labels)]
+    given = [one.contiguous() for one in (student, teacher, labels.long())]
     weight = None if weight is None else weight.contiguous()
     return _Distilled.apply(*given, weight, shares, unfolded)  # type: ignore[no-untyped-call,no-any-return]
 

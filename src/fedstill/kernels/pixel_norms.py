@@ -32,6 +32,7 @@ def normed(
     `added` has the shape of the maps; None adds nothing. Scale and shift are in single precision.
     """
     maps, added = _by_pixel(maps), None if added is None else _by_pixel(added)
+    scale, shift = scale.contiguous(), shift.contiguous()
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Norm.apply(maps, scale, shift, added, relu)  # type: ignore[no-untyped-call,no-any-return]
@@ -199,7 +200,7 @@ def _heard(maps, made, grad, at, fits, mean, factor, RELU: tl.constexpr):
     normal = (tl.load(maps + at, mask=fits, other=0.0).to(tl.float32) - mean) * factor
     told = tl.load(grad + at, mask=fits, other=0.0).to(tl.float32)
     if RELU:
-        told = tl.where(tl.load(made + at, mask=fits, other=0.0) > 0, told, 0.0)
+        told = tl.where(tl.load(made + at, mask=fits, other=0.0) <= 0, 0.0, told)
     return tl.where(fits, normal, 0.0), told
 
 

@@ -26,7 +26,7 @@ NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that i
 
 def activated(maps: Tensor, bias: Tensor, *, pooled: bool) -> Tensor:
     """relu(maps + bias) for [image, channel, y, x] by pixel; if so, the largest of each 2x2."""
-    maps = _by_pixel(maps)
+    maps, bias = _by_pixel(maps), bias.contiguous()
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Activated.apply(maps, bias, pooled)  # type: ignore[no-untyped-call,no-any-return]
@@ -151,7 +151,10 @@ def _slopes(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, PIXELS: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Some pixels that came out, some channels: the first largest below each hears of it."""
+    """Some pixels that came out, some channels: the first largest below each hears of it.
+
+    Of pixels with one that is not a number, which none equals, the last hears.
+    """
     channel = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     known = channel < channels
     offset = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
@@ -168,8 +171,8 @@ def _slopes(
             b = tl.load(maps + at + channels, mask=fits, other=0.0)
             c = tl.load(maps + below, mask=fits, other=0.0)
             d = tl.load(maps + below + channels, mask=fits, other=0.0)
-            most = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-            told = tl.where(most.to(tl.float32) + offset > 0, told, 0.0)
+            most = tl.maximum(tl.maximum(a, b, NAN), tl.maximum(c, d, NAN), NAN)
+            told = tl.where(most.to(tl.float32) + offset <= 0, 0.0, told)
             first, second, third = a == most, b == most, c == most
             tl.store(to_maps + at, tl.where(first, told, 0.0), mask=fits)
             second = second & (first == 0)
@@ -179,7 +182,7 @@ def _slopes(
             last = (first == 0) & (second == 0) & (third == 0)
             tl.store(to_maps + below + channels, tl.where(last, told, 0.0), mask=fits)
         else:
-            told = tl.where(a.to(tl.float32) + offset > 0, told, 0.0)
+            told = tl.where(a.to(tl.float32) + offset <= 0, 0.0, told)
             tl.store(to_maps + at, told, mask=fits)
         total += tl.sum(told.to(tl.float32), 0)
     tl.store(shares + tl.program_id(0) * channels + channel, total * scale, mask=known)
