@@ -24,6 +24,8 @@ import pytest
 
 import on_gpu
 
+# Bytes of shared memory that one program may have, by compute capability.
+SHARED = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 REAL_SIZES = "tests/kernels/real_sizes.py"  # no test of make test
 GENERATION = "FEDSTILL_GENERATION"  # of the GPU to compile for, handed to the tests' process
 
@@ -38,7 +40,10 @@ class Cost(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--generation", type=int, default=90, help="compute capability: 90 is H200")
+    parser.add_argument(
+        "--generation", type=int, default=90, choices=SHARED,
+        help="compute capability without its point: 90 is that of an H200",
+    )  # fmt: skip
     parser.add_argument("tests", nargs="*", default=["tests/kernels", REAL_SIZES])
     options = parser.parse_args()
     here = [str(on_gpu.ROOT / "src"), str(on_gpu.ROOT / "tests")]
@@ -84,6 +89,8 @@ class Compiler:
                 return None
             if made.hash not in self.costs[name]:
                 self.costs[name][made.hash] = cost(made.asm["cubin"], made.metadata.shared)
+            if made.metadata.shared > SHARED[self.generation]:
+                self.refused[name] = too_much(made.metadata.shared, self.generation)
             return made
 
         JITFunction.run = compile_only
@@ -147,6 +154,10 @@ def cost(binary: bytes, shared: int) -> Cost:
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     found = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", said)}
     return Cost(found["REG"], found["STACK"], shared)
+
+
+def too_much(shared: int, generation: int) -> str:
+    return f"it needs {shared} bytes of shared memory, of which there are {SHARED[generation]}"
 
 
 def told(

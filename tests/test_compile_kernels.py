@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import on_gpu
-from compile_kernels import GENERATION, Cost, Lenient, command, told
+from compile_kernels import GENERATION, Cost, Lenient, command, told, too_much
 from interpreted import needs_triton
 
 KERNELS = """
@@ -77,3 +77,8 @@ def test_an_assertion_is_evaluated_and_never_fails() -> None:
     scope: dict[str, object] = {}
     exec(compile(tree, "here", "exec"), scope)  # our own three lines
     assert scope["f"]([]) == [1]  # type: ignore[operator]
+
+
+def test_a_gpu_with_little_shared_memory_is_told_how_much_is_asked_for() -> None:
+    wanted = "it needs 131072 bytes of shared memory, of which there are 65536"
+    assert too_much(131072, 75) == wanted
