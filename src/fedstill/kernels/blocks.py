@@ -18,6 +18,7 @@ from torch import Tensor
 from fedstill.kernels.unfolding import differentiable_gradients
 
 EPS = 1e-5
+NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
 
 
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -58,8 +59,9 @@ def _forward(maps: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor
     mean, factor = maps.new_empty(images, channels), maps.new_empty(images, channels)
     places = triton.next_power_of_2(height * width)
     _norm_relu_pool[(images * channels,)](
-        maps, scale, shift, pooled, mean, factor, channels, EPS, height, width, places,
-        triton.next_power_of_2((height // 2) * (width // 2)), num_warps=_warps(places),
+        maps, scale.contiguous(), shift.contiguous(), pooled, mean, factor, channels, EPS, height,
+        width, places, triton.next_power_of_2((height // 2) * (width // 2)),
+        num_warps=_warps(places),
     )  # fmt: skip
     return pooled, mean, factor
 
@@ -77,8 +79,8 @@ def _backward(
     to_scale, to_shift = torch.empty_like(mean), torch.empty_like(mean)
     places = triton.next_power_of_2(height * width)
     _slopes[(images * channels,)](
-        maps, scale, shift, mean, factor, grad, to_maps, to_scale, to_shift, channels,
-        height, width, places, num_warps=_warps(places),
+        maps, scale.contiguous(), shift.contiguous(), mean, factor, grad, to_maps, to_scale,
+        to_shift, channels, height, width, places, num_warps=_warps(places),
     )  # fmt: skip
     return (to_maps, to_scale.sum(0), to_shift.sum(0)) if summed else (to_maps, to_scale, to_shift)
 
@@ -115,7 +117,7 @@ def _norm_relu_pool(
     for down in tl.static_range(2):
         for right in tl.static_range(2):
             seen = tl.load(corner + down * WIDTH + right, mask=there, other=0.0)
-            total += tl.maximum(seen * grad + offset, 0.0)
+            total += tl.maximum(seen * grad + offset, 0.0, NAN)
     tl.store(pooled + one.to(tl.int64) * (high * wide) + out, total * 0.25, mask=there)
 
 

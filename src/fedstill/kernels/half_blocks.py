@@ -113,8 +113,8 @@ def _forward(
     mean, factor = scale.new_empty(images, channels), scale.new_empty(images, channels)
     places, group, warps = pooling_tiles(channels, height, width)
     _norm_relu_pool[(images * triton.cdiv(channels, group),)](
-        maps, scale, shift, pooled, mean, factor, images, channels, EPS, last, height, width,
-        places, group, num_warps=warps,
+        maps, scale.contiguous(), shift.contiguous(), pooled, mean, factor, images, channels, EPS,
+        last, height, width, places, group, num_warps=warps,
     )  # fmt: skip
     return pooled, mean, factor
 
@@ -128,8 +128,8 @@ def _backward(
     to_maps = torch.empty_like(maps)
     places, group, warps = norm_tiles(channels, height, width)
     _slopes[(images * triton.cdiv(channels, group),)](
-        maps, scale, shift, mean, factor, grad, to_maps, mean, 1.0, images, channels, last,
-        False, height, width, places, group, num_warps=warps,
+        maps, scale.contiguous(), shift.contiguous(), mean, factor, grad, to_maps, mean, 1.0,
+        images, channels, last, False, height, width, places, group, num_warps=warps,
     )  # fmt: skip
     return to_maps
 
