@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,17 +25,17 @@ def pooled(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return F.avg_pool2d(F.relu(activation(maps, scale, shift)), 2)
 
 
-def near(found: Tensor, wanted: Tensor, *, roundings: float = 0, also: float = 0) -> bool:
+def near(found: Tensor, wanted: Tensor, *, roundings: int = 0, also: float | Tensor = 0) -> bool:
     """Whether numbers are those wanted but for sums in single precision.
 
-    Half precision may have rounded each so many times, on its way or at the end; `also` is what
-    every one of them may be off besides.
+    Half precision may have rounded each so many times; `also` is what they may be off besides.
     """
     assert found.shape == wanted.shape
-    most = float(wanted.detach().abs().max()) if wanted.numel() else 0.0
-    slack = SINGLE * most + also + (LEAST if roundings else 0)
-    away = (found.double() - wanted).abs()
-    return bool((away <= roundings * HALF * wanted.abs() + slack).all())
+    wanted = wanted.detach()
+    most = float(wanted.abs().max()) if wanted.numel() else 0.0
+    slack = SINGLE * most + (LEAST if roundings else 0)
+    away = (found.detach().double() - wanted).abs()
+    return bool((away <= roundings * HALF * wanted.abs() + slack + also).all())
 
 
 def certain(told: Tensor, made: Tensor, off: float | Tensor) -> Tensor:
@@ -41,3 +43,56 @@ def certain(told: Tensor, made: Tensor, off: float | Tensor) -> Tensor:
     `off` decides whether it is cut."""
     doubts = F.max_pool2d((made.detach().abs() <= off).double(), 2) > 0
     return torch.where(doubts, torch.zeros_like(told), told)
+
+
+class FirstBlock(NamedTuple):
+    """What a first block makes of inputs that half precision has rounded: `first_block`."""
+
+    inputs: list[Tensor]  # images, weights, scale and shift
+    made: Tensor  # before it is cut
+    off: Tensor  # by how much that may be off, as weights that make it are rounded once more
+    factor: Tensor  # [image, channel, 1, 1], the inverse deviation, scaled
+    padding: int
+
+    @property
+    def pooled(self) -> Tensor:
+        return F.avg_pool2d(F.relu(self.made), 2)
+
+    def certain(self, told: Tensor) -> Tensor:
+        return certain(told, self.made, self.off + SINGLE)
+
+    def slopes(self, told: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of all inputs."""
+        return torch.autograd.grad(self.pooled, self.inputs, told.double(), retain_graph=True)
+
+    def slopes_of_one(self, told: Tensor, image: int) -> tuple[Tensor, ...]:
+        """Gradients of weights, scale and shift, from one image."""
+        alone = torch.zeros_like(told)
+        alone[image] = told[image]
+        return self.slopes(alone)[1:]
+
+    def most_told(self, told: Tensor) -> float:
+        """The size of all that is added up for a pixel's gradient, at most."""
+        size = F.interpolate(told.double().abs() / 4, scale_factor=2) * self.factor.abs()
+        weight = self.inputs[1].detach().abs()
+        return float(F.conv_transpose2d(size, weight, padding=self.padding).max())
+
+
+def first_block(
+    images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, *, padding: int
+) -> FirstBlock:
+    """Images are seen about their colours' levels, and those, differences and weights rounded."""
+    images = images.detach()
+    levels = images.mean((2, 3), keepdim=True).half()
+    light = (images - levels.float()).half().double() + levels.double()
+    own = [light, *(one.detach().double() for one in (weight.half(), scale, shift))]
+    inputs = [one.requires_grad_() for one in own]
+    made = activation(F.conv2d(inputs[0], inputs[1], padding=padding), inputs[2], inputs[3])
+    with torch.no_grad():
+        about = F.pad(light, (padding,) * 4) - levels.double()  # no light outside
+        maps = F.conv2d(about, inputs[1])
+        variance, mean = torch.var_mean(maps, (2, 3), correction=0, keepdim=True)
+        factor = scale.double().view(-1, 1, 1) / (variance + EPS).sqrt()
+        offset = shift.double().view(-1, 1, 1) - mean * factor
+        sizes = F.conv2d(about.abs(), inputs[1].abs()) * factor.abs() + offset.abs()
+    return FirstBlock(inputs, made, HALF * sizes, factor, padding)

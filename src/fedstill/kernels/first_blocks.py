@@ -214,6 +214,8 @@ def weight_slopes_by_image(
 
 def in_a_row(images: Tensor) -> Tensor:
     """A member's images one after the other; members that share them need no copies."""
+    if not images.numel():
+        return images
     size = images[0, 0].numel()
     row = images[0, 0].is_contiguous() and (images.stride(1) == size or images.shape[1] == 1)
     return images if row else images.contiguous()
@@ -350,7 +352,7 @@ def _add_both(a, b, c, d):
 def _image(images, one, each, apart, size: tl.constexpr):
     """Where an image begins, when after `each` so many, whose firsts lie `apart`, comes the next
     network of a stack."""
-    return images + (one // each).to(tl.int64) * apart + one % each * size
+    return images + (one // each).to(tl.int64) * apart + (one % each).to(tl.int64) * size
 
 
 @triton.jit
