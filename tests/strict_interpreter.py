@@ -1,8 +1,9 @@
 """Triton's interpreter, as hard on kernels as a GPU is, and harder.
 
 Memory for results is handed out spoiled and guarded: what a kernel leaves out is no number, and
-what it writes beside a result is noticed. And the larger of a number and none is the number, as
-on a GPU, unless a kernel asks for the other; the interpreter alone would hide that.
+what it writes beside a result is noticed. The larger of a number and none is the number, as on a
+GPU, unless a kernel asks for the other; the interpreter alone would hide that. And a launch is told
+the device of its tensors, where several GPUs would have it on the first one.
 """
 
 from __future__ import annotations
@@ -27,15 +28,44 @@ def strictly() -> Iterator[None]:
     """Inside kernels are run so; on a GPU only their memory is."""
     with pytest.MonkeyPatch.context() as patch, _Spoiled() as memory:
         if DEVICE == "cpu":
-            interpreter = pytest.importorskip("triton.runtime.interpreter").InterpreterBuilder
-            patch.setattr(interpreter, "create_maxnumf", _either(np.fmax))
-            patch.setattr(interpreter, "create_minnumf", _either(np.fmin))
+            _harden(patch, pytest.importorskip("triton.runtime.interpreter"))
         yield
     assert untouched(*memory.made)
 
 
-def _either(chosen: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda builder, one, other: builder.binary_op(one, other, chosen)
+def _harden(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
+    builder, launches = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    patch.setattr(builder, "create_maxnumf", _either(np.fmax))
+    patch.setattr(builder, "create_minnumf", _either(np.fmin))
+    patch.setattr(launches, "__call__", _on_its_device(launches.__call__))
+    patch.setattr(torch.cuda, "device_of", _chosen)
+
+
+def _either(larger: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda builder, one, other: builder.binary_op(one, other, larger)
+
+
+_chosen_now: list[Tensor] = []
+
+
+@contextmanager
+def _chosen(tensor: Tensor) -> Iterator[None]:
+    """In place of `torch.cuda.device_of`, which does nothing without a GPU."""
+    _chosen_now.append(tensor)
+    try:
+        yield
+    finally:
+        _chosen_now.pop()
+
+
+def _on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Launches are where a device was chosen; on the way back the framework chooses it."""
+
+    def launched(*args: Any, **kwargs: Any) -> Any:
+        assert _chosen_now or torch._C._current_graph_task_id() >= 0, "no device was chosen"
+        return launch(*args, **kwargs)
+
+    return launched
 
 
 class _Spoiled(TorchFunctionMode):

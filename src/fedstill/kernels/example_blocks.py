@@ -31,8 +31,8 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(maps: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
-        maps = maps.contiguous()
-        pooled, mean, factor = _forward(maps, scale, shift)
+        with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
+            pooled, mean, factor = _forward(maps.contiguous(), scale, shift)
         return pooled, mean, factor
 
     @staticmethod
