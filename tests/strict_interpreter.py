@@ -16,21 +16,24 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from fedstill.core.torch_internals import is_wrapped
 from interpreted import AROUND, DEVICE, guarded, untouched
 
-FRESH = (torch.empty, torch.empty_like, Tensor.new_empty)
+FRESH = ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"))
 
 
 @contextmanager
 def strictly() -> Iterator[None]:
     """Inside kernels are run so; on a GPU only their memory is."""
-    with pytest.MonkeyPatch.context() as patch, _Spoiled() as memory:
+    made: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in FRESH:
+            patch.setattr(place, name, _spoiled(getattr(place, name), made))
         if DEVICE == "cpu":
             _harden(patch, pytest.importorskip("triton.runtime.interpreter"))
         yield
-    assert untouched(*memory.made)
+    assert untouched(*made)
 
 
 def _harden(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
@@ -68,20 +71,16 @@ def _on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
     return launched
 
 
-class _Spoiled(TorchFunctionMode):
-    """Memory handed out unset is full of what spoils a result, and guarded."""
+def _spoiled(make: Callable[..., Tensor], made: list[Tensor]) -> Callable[..., Tensor]:
+    """As `make` hands out memory, but guarded and full of what spoils a result."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[Tensor] = []
+    def handed_out(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = make(*args, **kwargs)
+        if not tensor.numel() or is_wrapped(tensor):
+            return tensor
+        number = float("nan") if tensor.is_floating_point() else 119
+        whole = guarded(torch.full((tensor.numel(),), number, dtype=tensor.dtype))
+        made.append(whole)
+        return tensor.set_(whole.untyped_storage(), AROUND, tensor.shape, tensor.stride())
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func not in FRESH or not made.numel():
-            return made
-        number = float("nan") if made.is_floating_point() else 119
-        whole = guarded(torch.full((made.numel(),), number, dtype=made.dtype))
-        self.made.append(whole)
-        return made.set_(whole.untyped_storage(), AROUND, made.shape, made.stride())
+    return handed_out
