@@ -50,13 +50,25 @@ class FirstBlock(NamedTuple):
 
     inputs: list[Tensor]  # images, weights, scale and shift
     made: Tensor  # before it is cut
-    off: Tensor  # by how much that may be off, as weights that make it are rounded once more
-    factor: Tensor  # [image, channel, 1, 1], the inverse deviation, scaled
+    sizes: Tensor  # of what is added up for a map, at most
+    mean: Tensor  # [image, channel, 1, 1], of maps were the levels of images zero
+    factor: Tensor  # [image, channel, 1, 1], their inverse deviation
     padding: int
 
     @property
     def pooled(self) -> Tensor:
         return F.avg_pool2d(F.relu(self.made), 2)
+
+    @property
+    def off(self) -> Tensor:
+        """By how much `made` may be off: weights that make it are rounded once more."""
+        scale, shift = (one.detach().view(-1, 1, 1) for one in self.inputs[2:])
+        stretch = scale * self.factor
+        return HALF * (self.sizes * stretch.abs() + (shift - self.mean * stretch).abs())
+
+    @property
+    def pooled_off(self) -> Tensor:
+        return F.avg_pool2d(self.off, 2)
 
     def certain(self, told: Tensor) -> Tensor:
         return certain(told, self.made, self.off + SINGLE)
@@ -71,11 +83,24 @@ class FirstBlock(NamedTuple):
         alone[image] = told[image]
         return self.slopes(alone)[1:]
 
-    def most_told(self, told: Tensor) -> float:
-        """The size of all that is added up for a pixel's gradient, at most."""
-        size = F.interpolate(told.double().abs() / 4, scale_factor=2) * self.factor.abs()
-        weight = self.inputs[1].detach().abs()
-        return float(F.conv_transpose2d(size, weight, padding=self.padding).max())
+    def slopes_off(self, told: Tensor) -> Tensor:
+        """By how much the gradient of images may be off.
+
+        Rounded are the weights by which pixels of maps tell it, what they are when it is summed how
+        they go along with what they are told, and the matrix by which the norm takes that away.
+        """
+        _, weight, scale, shift = (one.detach() for one in self.inputs)
+        scale, made, pixels = scale.view(-1, 1, 1), self.made.detach(), self.made[0, 0].numel()
+        share = F.interpolate(told.double() / 4, scale_factor=2) * (made > 0)
+        alone = share.sum((2, 3), keepdim=True) * scale
+        along = (share * (made - shift.view(-1, 1, 1))).sum((2, 3), keepdim=True) * self.factor
+        normal = (made - shift.view(-1, 1, 1)) / scale
+        off = HALF * share.abs() * (scale * self.factor).abs()
+        summed = (share.abs() * self.off).sum((2, 3), keepdim=True)
+        off = off + normal.abs() * summed * self.factor / pixels
+        taken = self.sizes * along.abs() + (alone - self.mean * along).abs()
+        off = off + HALF * taken * self.factor / pixels
+        return F.conv_transpose2d(off, weight.abs(), padding=self.padding)
 
 
 def first_block(
@@ -90,9 +115,6 @@ def first_block(
     made = activation(F.conv2d(inputs[0], inputs[1], padding=padding), inputs[2], inputs[3])
     with torch.no_grad():
         about = F.pad(light, (padding,) * 4) - levels.double()  # no light outside
-        maps = F.conv2d(about, inputs[1])
+        maps, sizes = F.conv2d(about, inputs[1]), F.conv2d(about.abs(), inputs[1].abs())
         variance, mean = torch.var_mean(maps, (2, 3), correction=0, keepdim=True)
-        factor = scale.double().view(-1, 1, 1) / (variance + EPS).sqrt()
-        offset = shift.double().view(-1, 1, 1) - mean * factor
-        sizes = F.conv2d(about.abs(), inputs[1].abs()) * factor.abs() + offset.abs()
-    return FirstBlock(inputs, made, HALF * sizes, factor, padding)
+    return FirstBlock(inputs, made, sizes, mean, (variance + EPS).rsqrt(), padding)

@@ -1,9 +1,10 @@
 """Triton's interpreter, as hard on kernels as a GPU is, and harder.
 
 Memory for results is handed out spoiled and guarded: what a kernel leaves out is no number, and
-what it writes beside a result is noticed. The larger of a number and none is the number, as on a
-GPU, unless a kernel asks for the other; the interpreter alone would hide that. And a launch is told
-the device of its tensors, where several GPUs would have it on the first one.
+what it writes beside a result is noticed. So is all that is read or written outside of a launch's
+tensors, also where nothing comes of it. The larger of a number and none is the number, as on a GPU,
+unless a kernel asks for the other; the interpreter alone would hide that. And a launch is told the
+device of its tensors, where several GPUs would have it on the first one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def _harden(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
     builder, launches = interpreter.InterpreterBuilder, interpreter.GridExecutor
     patch.setattr(builder, "create_maxnumf", _either(np.fmax))
     patch.setattr(builder, "create_minnumf", _either(np.fmin))
-    patch.setattr(launches, "__call__", _on_its_device(launches.__call__))
+    patch.setattr(builder, "create_masked_load", _inside(builder.create_masked_load, 0))
+    patch.setattr(builder, "create_masked_store", _inside(builder.create_masked_store, 1))
+    patch.setattr(launches, "__call__", _watched(launches.__call__))
     patch.setattr(torch.cuda, "device_of", _chosen)
 
 
@@ -61,14 +64,38 @@ def _chosen(tensor: Tensor) -> Iterator[None]:
         _chosen_now.pop()
 
 
-def _on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+_spans: list[tuple[int, int]] = []  # where the tensors of a launch begin and end
+
+
+def _watched(launch: Callable[..., Any]) -> Callable[..., Any]:
     """Launches are where a device was chosen; on the way back the framework chooses it."""
 
     def launched(*args: Any, **kwargs: Any) -> Any:
         assert _chosen_now or torch._C._current_graph_task_id() >= 0, "no device was chosen"
+        _spans[:] = [_span(one) for one in args if isinstance(one, Tensor) and one.numel()]
         return launch(*args, **kwargs)
 
     return launched
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    numbers = 1 + sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr(), tensor.data_ptr() + numbers * tensor.element_size()
+
+
+def _inside(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+    """Reading or writing, of which the mask comes so many places after the pointers."""
+
+    def accessed(builder: Any, pointers: Any, *rest: Any) -> Any:
+        asked = np.broadcast_to(rest[mask_at].data, pointers.data.shape).astype(bool)
+        places, known = pointers.data[asked], np.zeros(int(asked.sum()), dtype=bool)
+        for begin, end in _spans:
+            known |= (places >= begin) & (places < end)
+        assert known.all(), "beside the tensors of the launch"
+        return access(builder, pointers, *rest)
+
+    return accessed
 
 
 def _spoiled(make: Callable[..., Tensor], made: list[Tensor]) -> Callable[..., Tensor]:

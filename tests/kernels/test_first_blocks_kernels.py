@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from block_references import HALF, FirstBlock, first_block, near
+from block_references import FirstBlock, first_block, near
 from fedstill.core import gpu
 from interpreted import DEVICE, guarded, needs_triton, noise, untouched
 from strict_interpreter import strictly
@@ -40,7 +39,7 @@ def kernels() -> Any:
     return gpu.kernels("kernels.first_blocks")
 
 
-_image = getattr(kernels(), "_image", None)
+_image = kernels()._image
 
 
 def drawn(size: tuple[int, ...], of: str = "") -> list[Tensor]:
@@ -66,14 +65,14 @@ def test_a_block_and_the_gradient_of_its_images_are_those_of_the_operations_roun
     exact = first_block(*given, padding=padding)
     found = kernels().block(*given, padding)
     assert found.dtype == torch.half
-    assert near(found, exact.pooled, roundings=1, also=F.avg_pool2d(exact.off, 2))
+    assert near(found, exact.pooled, roundings=1, also=exact.pooled_off)
     with torch.no_grad():
         assert torch.equal(kernels().block(*given, padding), found)
     grad = told(exact)
     (slope,) = torch.autograd.grad(found, given[:1], grad)
     wanted, *_ = exact.slopes(grad)
     assert slope.dtype == torch.float32
-    assert near(slope, wanted, also=HALF * exact.most_told(grad))
+    assert near(slope, wanted, also=exact.slopes_off(grad))
     assert untouched(*given)
 
 
@@ -104,8 +103,8 @@ def test_gradients_of_a_stack_are_each_images_own_and_unrounded_but_for_what_goe
         grad, *stack[:3], kept, spread, padding=padding, gain=1.0
     )
     for member, one in enumerate(exact):
-        assert near(made[member], one.pooled, roundings=1, also=F.avg_pool2d(one.off, 2))
-        also = HALF * one.most_told(grad[member])
+        assert near(made[member], one.pooled, roundings=1, also=one.pooled_off)
+        also = one.slopes_off(grad[member])
         assert near(of_images[member], one.slopes(grad[member])[0], also=also)
         for image in range(count):
             weight, *both = one.slopes_of_one(grad[member], image)
@@ -228,10 +227,10 @@ def test_images_of_hardly_more_than_one_colour_are_taken(level: float, spread: f
         given[0].copy_(level + spread * noise(1, 3, 4, 6))
     exact = first_block(*given, padding=1)
     found = kernels().block(*given, 1)
-    assert near(found, exact.pooled, roundings=1, also=F.avg_pool2d(exact.off, 2))
+    assert near(found, exact.pooled, roundings=1, also=exact.pooled_off)
     grad = told(exact)
     (slope,) = torch.autograd.grad(found, given[:1], grad)
-    assert near(slope, exact.slopes(grad)[0], also=HALF * exact.most_told(grad))
+    assert near(slope, exact.slopes(grad)[0], also=exact.slopes_off(grad))
 
 
 def test_a_gradient_of_the_gradient_is_refused() -> None:
