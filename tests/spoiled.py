@@ -1,0 +1,88 @@
+"""Kernels in half precision: memory that shows what they forget, and how far off they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedstill.models.by_pixel import GAIN
+from interpreted import DEVICE, guarded, untouched
+
+ROUNDED = 2.0**-11  # a number in half precision is off by at most this share of it
+LEAST = 2.0**-25  # and the smallest ones by so much
+STEP = 2.0**-24  # a number in single precision is off by at most this share of it
+FEW = 16  # numbers that are summed up as one: of those, tensor cores keep four bits fewer
+EMPTY = (torch.empty, torch.empty_like, Tensor.new_empty)
+
+
+@contextmanager
+def memory() -> Iterator[None]:
+    """In it new memory is guarded, and full of what spoils a result until it is written."""
+    asked = _Asked()
+    with asked:
+        yield
+    assert untouched(*asked.given)
+
+
+class _Asked(TorchFunctionMode):
+    """Hands out guarded memory instead of empty memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Tensor] = []
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if function not in EMPTY or not made.numel() or made.device.type != DEVICE:
+            return made
+        spoil = float("nan") if made.is_floating_point() else 119
+        flat = guarded(torch.full((made.numel(),), spoil, dtype=made.dtype))
+        place = flat.as_strided(made.shape, made.stride(), flat.storage_offset())
+        self.given.append(place)
+        return place
+
+
+def halved(tensor: Tensor) -> Tensor:
+    """Rounded to half precision, in double precision; gradients go through as they are."""
+    exact = tensor.double()
+    return exact + (exact.detach().half().double() - exact.detach())
+
+
+class _BothWays(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.half().double()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * GAIN).half().double() / GAIN
+
+
+def both_ways(tensor: Tensor) -> Tensor:
+    """As `halved`, and so are gradients, of which blocks make `GAIN` times as much."""
+    rounded: Tensor = _BothWays.apply(tensor)
+    return rounded
+
+
+def within(found: Tensor, exact: Tensor, sums: Tensor | float, terms: int) -> bool:
+    """Whether numbers are exact but for single precision, and a rounding to half if they are that.
+
+    `sums` are those of the absolute values of the `terms` that make up each number.
+    """
+    half = found.dtype == torch.float16
+    lost = max(FEW, terms) * STEP * sums
+    allowed = (exact.abs() + lost) * (ROUNDED if half else STEP) + (LEAST if half else 0) + lost
+    return found.shape == exact.shape and bool(((found.double() - exact).abs() <= allowed).all())
+
+
+def near(found: Tensor, exact: Tensor, roundings: float) -> bool:
+    """Whether numbers are together as far off as so many roundings to half precision make them."""
+    off, size = (found - exact).detach().norm(), exact.detach().norm()
+    return found.shape == exact.shape and bool(off <= roundings * ROUNDED * size)
