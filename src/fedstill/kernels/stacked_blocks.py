@@ -458,7 +458,7 @@ def _convolve(
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = pixel < pixels
-    image = pixel // (HIGH * WIDE)
+    image = (pixel // (HIGH * WIDE)).to(tl.int64)
     row = pixel // WIDE % HIGH
     column = pixel % WIDE
     corner = image * x_image + (row - PADDING) * x_row + (column - PADDING) * x_column
@@ -523,9 +523,11 @@ def _weigh(
         high = row + (down - PADDING)
         wide = column + (right - PADDING)
         inside = (high >= 0) & (high < HEIGHT) & (wide >= 0) & (wide < WIDTH) & there
-        where = (pixel // (HIGH * WIDE))[:, None] * x_image + row * x_row + column * x_column
+        image = (pixel // (HIGH * WIDE)).to(tl.int64)[:, None]
+        where = image * x_image + row * x_row + column * x_column
         seen = tl.load(start + where, mask=inside & known[None, :], other=0.0).to(tl.float16)
-        heard = tl.load(told + pixel[:, None] * OUT, mask=there & counts[None, :], other=0.0)
+        place = pixel.to(tl.int64)[:, None] * OUT
+        heard = tl.load(told + place, mask=there & counts[None, :], other=0.0)
         total = tl.dot(tl.trans(seen), heard, total)
     shares = tl.num_programs(0) // parts
     first = out + (member * shares + number) * (9 * IN * OUT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
-from interpreted import guarded, needs_triton, noise, untouched
+from interpreted import DEVICE, guarded, needs_triton, noise, untouched
 from spoiled import both_ways, halved, memory, near, within
 
 pytestmark = needs_triton
@@ -372,3 +373,84 @@ def test_what_is_not_a_number_stays_so() -> None:
     found = blocks().block(x, *tensors, 1)
     assert found.flatten(1).isnan().all(1).tolist() == [False, True, False]
     assert found.flatten(1).isnan().any(1).tolist() == [False, True, False]
+
+
+FAR = 2**30  # numbers from one image to the next: the third lies where 32 bits do not reach
+on_a_host = pytest.mark.skipif(
+    DEVICE == "cuda", reason="needs memory with holes, which a GPU lacks"
+)
+
+
+@pytest.fixture
+def nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter copies all memory back to where it came from: here to itself, holes too."""
+    from triton.runtime.interpreter import GridExecutor
+
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *_: None)
+
+
+def with_holes(folder: Path, reach: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """A tensor that reaches so far, of zeros; before it lie those that a short number finds.
+
+    It is a file with holes, of which only what is written takes room.
+    """
+    whole = torch.from_file(
+        str(folder / "holes"), shared=True, size=2 * FAR + reach, dtype=torch.float16
+    )
+    return whole.as_strided(size, stride, 2 * FAR)
+
+
+def far_apart(folder: Path, *shape: int) -> Tensor:
+    """Maps of three images of one member, by pixel and far from each other."""
+    channels, _, width = shape
+    strides = (3 * FAR, FAR, 1, width * channels, channels)
+    return with_holes(folder, 3 * FAR, (1, 3, *shape), strides)
+
+
+@on_a_host
+@pytest.mark.usefixtures("nothing_is_copied")
+def test_a_convolution_reads_and_writes_images_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
+    weight, maps = noise(1, 5, 4, 3, 3), noise(1, 3, 4, 4, 6)
+    laid = blocks().laid_out(weight)
+    far = far_apart(tmp_path, 4, 4, 6)
+    far.copy_(maps)
+    near_by = lying_by_pixel(maps)
+    wanted = blocks().convolved(near_by, laid, 1)
+    assert torch.equal(blocks().convolved(far, laid, 1), wanted)
+    grad = noise(1, 3, 5, 4, 6, of="told").half()
+    found = blocks().weight_slopes(grad, far, 1)
+    assert torch.equal(found, blocks().weight_slopes(grad, near_by, 1))
+    blocks()._launch_convolution(grad, laid, far, 1, 1.0, True, None)
+    assert torch.equal(far, blocks().image_slopes(grad, near_by, laid, 1))
+
+
+@on_a_host
+@pytest.mark.usefixtures("nothing_is_copied")
+def test_gradients_of_weights_hear_pixels_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
+    """Of so many channels that the third pixel lies as far as the last of very many images."""
+    far = with_holes(tmp_path, 4 * FAR, (2, 2, 16), (2 * FAR, FAR, 1))
+    told = noise(16, 2, 2, of="told").half()
+    far.copy_(told.permute(1, 2, 0))
+    x, found = noise(1, 1, 1, 2, 2), noise(16, 9)
+    blocks()._weigh[(1, 1, 1)](
+        x,
+        far,
+        found,
+        found,
+        1.0,
+        4,
+        4,
+        *x.stride(),
+        1,
+        FAR,
+        2,
+        2,
+        2,
+        2,
+        1,
+        False,
+        False,
+        *SMALL[:3],
+    )
+    wanted = blocks().weight_slopes(told[None, None], x, 1, tiled(SMALL), 1, gain=1.0)
+    assert torch.equal(found, wanted.view(16, 9))
