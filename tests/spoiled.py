@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fedstill.models.by_pixel import GAIN
 from interpreted import DEVICE, guarded, untouched
@@ -17,36 +17,33 @@ ROUNDED = 2.0**-11  # a number in half precision is off by at most this share of
 LEAST = 2.0**-25  # and the smallest ones by so much
 STEP = 2.0**-24  # a number in single precision is off by at most this share of it
 FEW = 16  # numbers that are summed up as one: of those, tensor cores keep four bits fewer
-EMPTY = (torch.empty, torch.empty_like, Tensor.new_empty)
+EMPTY = ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"))
 
 
 @contextmanager
 def memory() -> Iterator[None]:
     """In it new memory is guarded, and full of what spoils a result until it is written."""
-    asked = _Asked()
-    with asked:
+    given: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in EMPTY:
+            patch.setattr(owner, name, _guarding(getattr(owner, name), given))
         yield
-    assert untouched(*asked.given)
+    assert untouched(*given)
 
 
-class _Asked(TorchFunctionMode):
-    """Hands out guarded memory instead of empty memory."""
+def _guarding(empty: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:
+    """Instead of empty memory hands out guarded memory, and notes it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[Tensor] = []
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if function not in EMPTY or not made.numel() or made.device.type != DEVICE:
+    def place(*args: Any, **kwargs: Any) -> Tensor:
+        made = empty(*args, **kwargs)
+        if not made.numel() or made.device.type != DEVICE:
             return made
         spoil = float("nan") if made.is_floating_point() else 119
         flat = guarded(torch.full((made.numel(),), spoil, dtype=made.dtype))
-        place = flat.as_strided(made.shape, made.stride(), flat.storage_offset())
-        self.given.append(place)
-        return place
+        given.append(flat.as_strided(made.shape, made.stride(), flat.storage_offset()))
+        return given[-1]
+
+    return place
 
 
 def halved(tensor: Tensor) -> Tensor:

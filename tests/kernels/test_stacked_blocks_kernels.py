@@ -14,7 +14,8 @@ from torch import Tensor
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import DEVICE, guarded, needs_triton, noise, untouched
-from spoiled import both_ways, halved, memory, near, within
+from rounded_blocks import plain_block
+from spoiled import halved, memory, near, within
 
 pytestmark = needs_triton
 SMALL = (16, 16, 16, 4, 1)  # tiles of which there are several, each way
@@ -260,13 +261,6 @@ def test_gradients_of_a_norm_with_relu_and_pooling_are_exact_but_for_rounding(
     for one, other, size in zip((to_scale, to_shift), wanted, sums.sum(1).unbind(1), strict=True):
         assert within(one, other, size, pixels * images)
     assert untouched(maps, scale, shift, grad)
-
-
-def plain_block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
-    """One network's block in double precision, rounded where its kernels round."""
-    maps = both_ways(F.conv2d(halved(x), halved(weight), padding=padding))
-    normal = F.instance_norm(maps, weight=scale.double(), bias=shift.double())
-    return both_ways(F.avg_pool2d(F.relu(normal), 2))
 
 
 def weights(*inner: int, of: str) -> list[Tensor]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import guarded, needs_triton, noise, untouched
-from spoiled import ROUNDED, both_ways, halved, memory, near
+from rounded_blocks import plain_first_block
+from spoiled import ROUNDED, memory, near
 
 pytestmark = needs_triton
 # images, inputs, outputs, height, width, padding
@@ -30,31 +30,6 @@ def nothing_is_forgotten() -> Iterator[None]:
 
 def first() -> Any:
     return gpu.kernels("kernels.stacked_first")
-
-
-def plain_block(
-    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int, fixed: bool = False
-) -> Tensor:
-    """One network's block in double precision, rounded where its kernels round.
-
-    An image is rounded about its mean, and weights once more when they are scaled for an image.
-    Gradients are those of what is not rounded, but for what the ReLU cuts. `fixed`, they are told
-    nothing of what the norm takes away.
-    """
-    level = halved(x.detach().mean((2, 3), keepdim=True))
-    about, taken = halved(F.pad(x, [padding] * 4) - level), halved(weight)
-    maps = F.conv2d(about, taken)
-    mean = maps.mean((2, 3), keepdim=True)
-    factor = ((maps - mean).square().mean((2, 3), keepdim=True) + 1e-5).rsqrt()
-    if fixed:
-        mean, factor = mean.detach(), factor.detach()
-    stretch = factor * scale[:, None, None]
-    offset = shift[:, None, None] - mean * stretch
-    pairs = zip(about, stretch, strict=True)
-    ready = [F.conv2d(one, halved(taken * each[..., None])) for one, each in pairs]
-    made = maps * stretch + offset
-    made = made + (torch.stack(ready) + halved(offset) - made).detach()
-    return both_ways(F.avg_pool2d(F.relu(made), 2))
 
 
 def inputs(shape: tuple[int, ...], *members: int) -> list[Tensor]:
@@ -79,9 +54,9 @@ def are_right(every: list[Tensor], padding: int, told: Tensor, made: Tensor, slo
     cancel: what patches are told, and what the norm takes of it.
     """
     exact = [one.detach().double().requires_grad_() for one in every]
-    wanted = plain_block(*exact, padding)
+    wanted = plain_first_block(*exact, padding)
     x, *others = torch.autograd.grad(wanted, exact, told.double() / GAIN)
-    part = plain_block(*exact, padding, fixed=True)
+    part = plain_first_block(*exact, padding, fixed=True)
     (heard,) = torch.autograd.grad(part, exact[0], told.double() / GAIN)
     size = heard.norm() + (x - heard).norm()
     return (

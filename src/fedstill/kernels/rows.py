@@ -63,6 +63,8 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         count = EACH * len(ctx.paddings)
         tensors, held = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
+        if not len(grad):  # nobody tells them anything
+            return None, None, None, *map(torch.zeros_like, tensors)
         told = (grad.view(1, len(grad), *ctx.shape) * GAIN).half()
         found: list[Tensor] = []
         for number in reversed(range(len(ctx.paddings))):
