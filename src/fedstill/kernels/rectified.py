@@ -89,7 +89,7 @@ def features(
     weights and biases, from the images that are not at rest.
     """
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        rows = tuple(Form(*form) for form in forms)
+        rows, biases = tuple(Form(*form) for form in forms), [bias.contiguous() for bias in biases]
         moving = any(tensor.requires_grad for tensor in (*weights, *biases))
         if torch.is_grad_enabled() and moving:
             return _Row.apply(x, rows, resting, *weights, *biases)  # type: ignore[no-untyped-call,no-any-return]
@@ -118,6 +118,7 @@ class _Row(torch.autograd.Function):
         maps, *held = _forward(x, tensors[:count], tensors[count:], forms, kept)
         ctx.save_for_backward(x[:kept], *tensors, *held)
         found, still = _both(maps, resting)
+        ctx.shape = maps.shape[1:]
         ctx.mark_non_differentiable(still)
         return found, still
 
@@ -131,6 +132,7 @@ class _Row(torch.autograd.Function):
         if not len(x):  # nobody tells them anything
             return None, None, None, *map(torch.zeros_like, tensors)
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            grad = grad.reshape(len(grad), *ctx.shape)
             return None, None, None, *_backward(grad, tensors, held, forms)
 
 
@@ -170,17 +172,14 @@ def _forward(
 def _backward(
     grad: Tensor, tensors: Sequence[Tensor], held: Sequence[Tensor], forms: Sequence[Form]
 ) -> list[Tensor]:
-    """Gradients of weights, then of biases, from what was held; `grad` is that of the features."""
+    """Gradients of weights, then of biases, from what was held; `grad` is that of the last maps."""
     count = len(forms)
     images, corners, *blocks = held
     to_weights: list[Tensor] = []
     to_biases: list[Tensor] = []
-    told = grad
+    (told,) = turned([grad], torch.float16, GAIN)
     for place in reversed(range(1, count)):
         weight, seen, made = blocks[3 * place - 3 : 3 * place]
-        if place == count - 1:
-            sides = (side // (2 if forms[place].pooled else 1) for side in made.shape[2:])
-            told = turned([grad.reshape(len(grad), -1, *sides)], torch.float16, GAIN)[0]
         bias = tensors[count + place]
         to_made, to_bias = pixel_pools._backward(
             made, bias, told.contiguous(memory_format=torch.channels_last),
@@ -403,9 +402,10 @@ def first_block(
     grid = (triton.cdiv(pixels, tiles.pixels * tiles.rounds), triton.cdiv(channels, group))
     if pixels:
         _pool_first[grid](
-            images, weight.contiguous(), bias, made, corners, pixels, kept * high * wide, channels,
-            inputs, height, width, kernel, *_halves(inputs * kernel * kernel), tiles.rounds,
-            tiles.pixels, group, num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
+            images, weight.contiguous(), bias.contiguous(), made, corners, pixels,
+            kept * high * wide, channels, inputs, height, width, kernel,
+            *_halves(inputs * kernel * kernel), tiles.rounds, tiles.pixels, group,
+            num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
         )  # fmt: skip
     return made, corners
 
@@ -495,7 +495,7 @@ def _pool_first(
         at = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
         tl.store(made + at, tl.maximum(best, 0.0, NAN).to(tl.float16), mask=fits)
         fits = fits & (pixel < kept)[:, None]
-        tl.store(corners + at, tl.where(best > 0, largest, DEAD).to(tl.int8), mask=fits)
+        tl.store(corners + at, tl.where(best <= 0, DEAD, largest).to(tl.int8), mask=fits)
 
 
 @triton.jit(do_not_specialize=["count"])
