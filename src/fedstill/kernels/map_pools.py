@@ -39,14 +39,20 @@ def spread(grad: Tensor, which: Tensor, size: Pair) -> Tensor:
     return made
 
 
+@triton.jit
+def _own(count, HIGH: tl.constexpr, WIDE: tl.constexpr, NUMBERS: tl.constexpr):
+    """A program's numbers among maps of a height and width, which there are, and where they lie."""
+    number = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    return number, number < count, number // (HIGH * WIDE), number // WIDE % HIGH, number % WIDE
+
+
 @triton.jit(do_not_specialize=["count"])
 def _pool(
     maps, made, which, count, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    here, row, column = number < count, number // WIDE % HIGH, number % WIDE
-    maps += (number // (HIGH * WIDE) * HEIGHT + row * 2) * WIDTH + column * 2
+    number, here, image, row, column = _own(count, HIGH, WIDE, NUMBERS)
+    maps += (image * HEIGHT + row * 2) * WIDTH + column * 2
     best, place = tl.load(maps, mask=here, other=0.0), tl.zeros([NUMBERS], tl.int8)
     for other in tl.static_range(1, 4):
         value = tl.load(maps + (other // 2 * WIDTH + other % 2), mask=here, other=0.0)
@@ -61,10 +67,9 @@ def _spread(
     grad, which, made, count, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
-    number = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    here, row, column = number < count, number // WIDTH % HEIGHT, number % WIDTH
+    number, here, image, row, column = _own(count, HEIGHT, WIDTH, NUMBERS)
     inside = here & (row // 2 < HIGH) & (column // 2 < WIDE)
-    at = (number // (HEIGHT * WIDTH) * HIGH + row // 2) * WIDE + column // 2
+    at = (image * HIGH + row // 2) * WIDE + column // 2
     told = tl.load(grad + at, mask=inside, other=0.0)
     place = tl.load(which + at, mask=inside, other=-1)
     tl.store(made + number, tl.where(place == row % 2 * 2 + column % 2, told, 0.0), mask=here)

@@ -459,6 +459,14 @@ def _first_weights(weight, channel, channels, tap, TAPS: tl.constexpr):
     return tl.trans(found.to(tl.float16))
 
 
+@triton.jit
+def _pooled_pixels(turn, count, channel, channels, ROUNDS: tl.constexpr, PIXELS: tl.constexpr):
+    """Pixels of a program's turn; where they lie, with their channels, and which there are."""
+    pixel = (tl.program_id(0) * ROUNDS + turn) * PIXELS + tl.arange(0, PIXELS)
+    at = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
+    return pixel, at, (channel < channels)[None, :] & (pixel < count)[:, None]
+
+
 @triton.jit(do_not_specialize=["count", "kept"])
 def _pool_first(
     images, weight, bias, made, corners, count, kept, channels, INPUTS: tl.constexpr,
@@ -476,7 +484,7 @@ def _pool_first(
         others = _first_weights(weight, channel, channels, more, taps)
     offset = tl.load(bias + channel, mask=channel < channels, other=0.0)[None, :]
     for turn in range(ROUNDS):
-        pixel = (tl.program_id(0) * ROUNDS + turn) * PIXELS + tl.arange(0, PIXELS)
+        pixel, at, fits = _pooled_pixels(turn, count, channel, channels, ROUNDS, PIXELS)
         place = _places(pixel, count, tap, INPUTS, HEIGHT, WIDTH, KERNEL)
         if REST:
             further = _places(pixel, count, more, INPUTS, HEIGHT, WIDTH, KERNEL)
@@ -491,8 +499,6 @@ def _pool_first(
             largest = tl.where(better, corner, largest).to(tl.int8)
             best = tl.where(better, value, best)
         best += offset
-        fits = (channel < channels)[None, :] & (pixel < count)[:, None]
-        at = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
         tl.store(made + at, tl.maximum(best, 0.0, NAN).to(tl.float16), mask=fits)
         fits = fits & (pixel < kept)[:, None]
         tl.store(corners + at, tl.where(best <= 0, DEAD, largest).to(tl.int8), mask=fits)
@@ -515,9 +521,7 @@ def _weigh_first(
         others = tl.zeros([GROUP, REST], tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     for turn in range(ROUNDS):
-        pixel = (tl.program_id(0) * ROUNDS + turn) * PIXELS + tl.arange(0, PIXELS)
-        fits = (channel < channels)[None, :] & (pixel < count)[:, None]
-        at = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
+        pixel, at, fits = _pooled_pixels(turn, count, channel, channels, ROUNDS, PIXELS)
         largest = tl.load(corners + at, mask=fits, other=DEAD)
         told = tl.load(grad + at, mask=fits, other=0.0)
         told = tl.where(largest < DEAD, told, 0.0).to(tl.float16)
