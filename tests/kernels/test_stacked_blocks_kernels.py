@@ -23,8 +23,8 @@ SMALL = (16, 16, 16, 4, 1)  # tiles of which there are several, each way
 CONVOLUTIONS = [
     (2, 3, 5, 7, 5, 3, 1, None),
     (1, 1, 1, 1, 3, 3, 0, None),
-    (2, 2, 3, 20, 2, 3, 3, SMALL),
-    (2, 1, 16, 17, 4, 5, 1, SMALL),  # a tile of one tap
+    (2, 1, 3, 20, 2, 3, 3, SMALL),
+    (1, 1, 16, 17, 4, 5, 1, SMALL),  # a tile of one tap
     (1, 2, 32, 33, 3, 4, 1, None),
     (2, 1, 70, 130, 2, 2, 1, None),
 ]
@@ -232,15 +232,12 @@ def test_a_norm_with_relu_and_pooling_is_exact_but_for_rounding(case: Any) -> No
 
 
 @pytest.mark.parametrize("case", NORMS, ids=str)
-@pytest.mark.parametrize("by_pixel", [True, False])
-def test_gradients_of_a_norm_with_relu_and_pooling_are_exact_but_for_rounding(
-    case: Any, by_pixel: bool
-) -> None:
+def test_gradients_of_a_norm_with_relu_and_pooling_are_exact_but_for_rounding(case: Any) -> None:
     members, images, channels, height, width, tiles = case
     maps = lying_by_pixel(noise(members, images, channels, height, width) + 0.5)
     scale, shift = noise(members, channels, of="scale"), noise(members, channels, of="shift")
     grad = noise(members, images, channels, height // 2, width // 2, of="told")
-    grad = lying_by_pixel(grad) if by_pixel else guarded(grad.cpu().half())
+    grad = lying_by_pixel(grad) if tiles else guarded(grad.cpu().half())
     own = blocks().NormTiles(*tiles) if tiles else None
     _, *kept = blocks().normed(maps, scale, shift)
     to_both, to_maps = blocks().norm_slopes_by_image(grad, scale, shift, *kept, own)
