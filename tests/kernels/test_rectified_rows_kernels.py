@@ -95,6 +95,14 @@ def test_the_first_block_is_exact_but_for_rounding_and_tells_which_pixel_was_the
     assert untouched(seen, weight, bias)
 
 
+def test_of_equal_pixels_the_first_is_the_largest_and_none_where_nothing_comes_out() -> None:
+    seen = guarded(torch.ones(1, 1, 4, 6).half())
+    weight = guarded(torch.tensor([1.0, 1.0, 0.0]).view(3, 1, 1, 1))
+    bias = guarded(torch.tensor([1.0, -2.0, 0.0]))
+    _, corners = rectified().first_block(seen, weight, bias, 1)
+    assert (corners.cpu() == torch.tensor([0, 4, 4])).all()
+
+
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
 def test_gradients_of_the_first_block_are_sums_over_the_pixels_that_were_largest(case: Any) -> None:
     seen, weight, bias, tiles = first_of(case)
