@@ -17,7 +17,8 @@ from fedstill.core.seeds import generator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 AROUND = 4096  # numbers before and behind a guarded tensor
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 
 
 def noise(*shape: int, of: str = "noise") -> Tensor:

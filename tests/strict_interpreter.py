@@ -65,6 +65,17 @@ def _chosen(tensor: Tensor) -> Iterator[None]:
 
 
 _spans: list[tuple[int, int]] = []  # where the tensors of a launch begin and end
+_by_address: list[Tensor] = []  # tensors that kernels know by a number alone
+
+
+@contextmanager
+def by_address(*tensors: Tensor) -> Iterator[None]:
+    """Inside launches may read these too, of which they are handed addresses."""
+    _by_address.extend(tensors)
+    try:
+        yield
+    finally:
+        _by_address.clear()
 
 
 def _watched(launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +83,8 @@ def _watched(launch: Callable[..., Any]) -> Callable[..., Any]:
 
     def launched(*args: Any, **kwargs: Any) -> Any:
         assert _chosen_now or torch._C._current_graph_task_id() >= 0, "no device was chosen"
-        _spans[:] = [_span(one) for one in args if isinstance(one, Tensor) and one.numel()]
+        tensors = [one for one in (*args, *_by_address) if isinstance(one, Tensor)]
+        _spans[:] = [_span(tensor) for tensor in tensors if tensor.numel()]
         return launch(*args, **kwargs)
 
     return launched
@@ -103,7 +115,7 @@ def _spoiled(make: Callable[..., Tensor], made: list[Tensor]) -> Callable[..., T
 
     def handed_out(*args: Any, **kwargs: Any) -> Tensor:
         tensor = make(*args, **kwargs)
-        if not tensor.numel() or is_wrapped(tensor):
+        if not tensor.numel() or tensor.device.type != DEVICE or is_wrapped(tensor):
             return tensor
         number = float("nan") if tensor.is_floating_point() else 119
         whole = guarded(torch.full((tensor.numel(),), number, dtype=tensor.dtype))

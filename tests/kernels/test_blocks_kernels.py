@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,8 @@ from torch import Tensor
 from block_references import near, pooled
 from fedstill.core import gpu
 from interpreted import guarded, needs_triton, noise, untouched
-from strict_interpreter import strictly
 
 pytestmark = needs_triton
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with strictly():
-        yield
 
 
 def block(*inputs: Tensor) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,8 @@ from torch.func import grad, vmap
 from block_references import near, pooled
 from fedstill.core import gpu
 from interpreted import guarded, needs_triton, noise, untouched
-from strict_interpreter import strictly
 
 pytestmark = needs_triton
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with strictly():
-        yield
 
 
 def kernels() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 from block_references import FirstBlock, first_block, near
 from fedstill.core import gpu
 from interpreted import DEVICE, guarded, needs_triton, noise, untouched
-from strict_interpreter import strictly
 
 pytestmark = needs_triton
 triton = pytest.importorskip("triton")
@@ -27,12 +25,6 @@ SIZES = [
     (3, 22, 14, 1, 3, 1),
     (1, 4, 4, 1, 70, 1),
 ]
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with strictly():
-        yield
 
 
 def kernels() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +11,12 @@ from torch import Tensor
 from block_references import SINGLE, activation, certain, near, pooled
 from fedstill.core import gpu
 from interpreted import guarded, needs_triton, noise, untouched
-from strict_interpreter import strictly
 
 pytestmark = needs_triton
 
 # Of one pooled pixel, of fifteen and more channels than a program's, of more pixels than a
 # program of one warp takes, of more than a program of four.
 SIZES = [(1, 1, 2, 2), (3, 40, 6, 10), (2, 3, 8, 10), (1, 33, 16, 16), (1, 9, 32, 32)]
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with strictly():
-        yield
 
 
 def kernels() -> Any:

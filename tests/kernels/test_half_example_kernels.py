@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.func import grad, vmap
 from block_references import EPS, HALF, SINGLE, activation, certain, first_block, near, pooled
 from fedstill.core import asides, gpu
 from interpreted import guarded, needs_triton, noise, untouched
-from strict_interpreter import strictly
 
 pytestmark = needs_triton
 
@@ -28,12 +26,6 @@ SIZES = [
     (1, 1, 1, 4, 4, 3, 130),
 ]
 HALVES = pytest.mark.parametrize("dtype", [torch.float32, torch.half], ids=["single", "half"])
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with strictly():
-        yield
 
 
 def blocks() -> Any:

@@ -99,6 +99,7 @@ def test_of_equal_numbers_the_first_hears(pools: Any) -> None:
     assert (slope.view(16, 4).sum(1) == 1).all() and (slope.view(16, 4).amax(1) == 1).all()
 
 
+@pytest.mark.usefixtures("device_is_chosen")
 def test_a_bias_has_a_share_of_its_gradient(pools: Any) -> None:
     maps, bias = by_pixel(2, 3, 4, 4), noise(3, of="bias")
     told = by_pixel(2, 3, 2, 2, of="told")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,16 +13,10 @@ from torch import Tensor
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import guarded, needs_triton, noise, untouched
-from spoiled import both_ways, halved, memory, near, within
+from roundings import both_ways, halved, near, within
 
 pytestmark = needs_triton
 LYING = torch.channels_last
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_forgotten() -> Iterator[None]:
-    with memory():
-        yield
 
 
 def rectified() -> Any:
@@ -38,6 +32,7 @@ def lying_by_pixel(tensor: Tensor) -> Tensor:
     ("shape", "padding"),
     [((2, 3, 5, 7), 2), ((1, 1, 1, 1), 0), ((3, 2, 16, 11), 1), ((0, 3, 4, 4), 1)],
 )
+@pytest.mark.usefixtures("device_is_chosen")
 def test_images_get_zeros_around_them(shape: tuple[int, ...], padding: int) -> None:
     x = noise(shape[0], shape[1], shape[3], shape[2]).transpose(2, 3)
     found = rectified().padded(x, padding)
@@ -45,6 +40,7 @@ def test_images_get_zeros_around_them(shape: tuple[int, ...], padding: int) -> N
     assert untouched(x)
 
 
+@pytest.mark.usefixtures("device_is_chosen")
 def test_weights_are_turned_round_and_back() -> None:
     shapes = [(5, 3, 3, 3), (2, 7, 5, 5), (0, 2, 1, 1), (1, 16, 1, 1), (4, 12, 2, 3)]  # five
     tensors = [noise(*shape).transpose(2, 3) for shape in shapes]
@@ -77,6 +73,7 @@ def first_of(case: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
 
 
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
+@pytest.mark.usefixtures("device_is_chosen")
 def test_the_first_block_is_exact_but_for_rounding_and_tells_which_pixel_was_the_largest(
     case: Any,
 ) -> None:
@@ -95,6 +92,7 @@ def test_the_first_block_is_exact_but_for_rounding_and_tells_which_pixel_was_the
     assert untouched(seen, weight, bias)
 
 
+@pytest.mark.usefixtures("device_is_chosen")
 def test_of_equal_pixels_the_first_is_the_largest_and_none_where_nothing_comes_out() -> None:
     seen = guarded(torch.ones(1, 1, 4, 6).half())
     weight = guarded(torch.tensor([1.0, 1.0, 0.0]).view(3, 1, 1, 1))
@@ -104,6 +102,7 @@ def test_of_equal_pixels_the_first_is_the_largest_and_none_where_nothing_comes_o
 
 
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
+@pytest.mark.usefixtures("device_is_chosen")
 def test_gradients_of_the_first_block_are_sums_over_the_pixels_that_were_largest(case: Any) -> None:
     seen, weight, bias, tiles = first_of(case)
     _, corners = rectified().first_block(seen, weight, bias, len(seen), **tiles)
@@ -133,6 +132,7 @@ def test_gradients_of_the_first_block_are_sums_over_the_pixels_that_were_largest
         (0, 64, 64, 5, 5, 5, 2), (2, 5, 7, 5, 4, 3, 1),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("device_is_chosen")
 def test_a_convolution_and_its_way_back_are_exact_but_for_rounding(
     images: int, inputs: int, outputs: int, height: int, width: int, side: int, padding: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 from fedstill.core import gpu
 from interpreted import needs_triton, noise, untouched
 from rounded_blocks import plain_block, plain_first_block
-from spoiled import memory, near
+from roundings import near
 
 pytestmark = needs_triton
 # inputs, height, width, paddings; blocks that follow see maps with even sides
@@ -20,12 +19,6 @@ IMAGES = (5, 8, 4, (1, 1))  # channels of which there are too many for the kerne
 FIRST = (3, 4, 8, (1, 1))
 NETWORKS = [IMAGES, FIRST, (1, 2, 6, (3,))]
 WIDTHS = (9, 17)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_forgotten() -> Iterator[None]:
-    with memory():
-        yield
 
 
 def rows() -> Any:

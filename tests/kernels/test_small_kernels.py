@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from fedstill.core import gpu
 from interpreted import guarded, needs_triton, noise, untouched
+from strict_interpreter import by_address
 
 pytestmark = needs_triton
 
@@ -30,7 +31,8 @@ def test_examples_are_fetched_and_normalised_as_the_host_does(
 def test_tensors_are_added_up_as_single_operations_do(sizes: list[tuple[int, ...]]) -> None:
     shares = [0.1, 0.7, 0.2]
     columns = [[noise(*size, of=f"row {row}") for row in range(3)] for size in sizes]
-    found = gpu.kernels("kernels.ordered_sums").weighted(columns, shares)
+    with by_address(*(row for rows in columns for row in rows)):
+        found = gpu.kernels("kernels.ordered_sums").weighted(columns, shares)
     for rows, total in zip(columns, found, strict=True):
         one, *others = (row * torch.tensor(share) for row, share in zip(rows, shares, strict=True))
         for other in others:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import DEVICE, guarded, needs_triton, noise, untouched
 from rounded_blocks import plain_block
-from spoiled import halved, memory, near, within
+from roundings import halved, near, within
 
 pytestmark = needs_triton
 SMALL = (16, 16, 16, 4, 1)  # tiles of which there are several, each way
@@ -30,12 +29,6 @@ CONVOLUTIONS = [
 ]
 KINDS = {"images": None, "maps": 1, "shared": 2, "turned": 3}  # and shares of weights' gradients
 SEEN = [(case, kind) for at, case in enumerate(CONVOLUTIONS) for kind in list(KINDS)[at % 2 :: 2]]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_forgotten() -> Iterator[None]:
-    with memory():
-        yield
 
 
 def blocks() -> Any:
@@ -417,6 +410,7 @@ def test_a_convolution_reads_and_writes_images_beyond_the_reach_of_32_bits(tmp_p
 
 @on_a_host
 @pytest.mark.usefixtures("nothing_is_copied")
+@pytest.mark.usefixtures("device_is_chosen")
 def test_gradients_of_weights_hear_pixels_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
     """Of so many channels that the third pixel lies as far as the last of very many images."""
     far = with_holes(tmp_path, 4 * FAR, (2, 2, 16), (2 * FAR, FAR, 1))

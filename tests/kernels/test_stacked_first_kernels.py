@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,19 +12,13 @@ from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import guarded, needs_triton, noise, untouched
 from rounded_blocks import plain_first_block
-from spoiled import ROUNDED, memory, near
+from roundings import ROUNDED, near
 
 pytestmark = needs_triton
 # images, inputs, outputs, height, width, padding
 SHAPES = [(2, 3, 5, 4, 6, 1), (1, 1, 17, 2, 4, 3), (1, 2, 33, 4, 2, 2), (1, 3, 1, 2, 2, 1)]
 LARGE = (1, 1, 70, 12, 14, 3)  # more pooled pixels than a program takes, and more channels
 PLACES = [(2, 0), (0, 1), (None, 0), (0, None)]  # of members among the axes: images and weights
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_forgotten() -> Iterator[None]:
-    with memory():
-        yield
 
 
 def first() -> Any:

@@ -1,49 +1,18 @@
-"""Kernels in half precision: memory that shows what they forget, and how far off they may be."""
+"""How far off what kernels make in half precision may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from fedstill.models.by_pixel import GAIN
-from interpreted import DEVICE, guarded, untouched
 
 ROUNDED = 2.0**-11  # a number in half precision is off by at most this share of it
 LEAST = 2.0**-25  # and the smallest ones by so much
 STEP = 2.0**-24  # a number in single precision is off by at most this share of it
 FEW = 16  # numbers that are summed up as one: of those, tensor cores keep four bits fewer
-EMPTY = ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"))
-
-
-@contextmanager
-def memory() -> Iterator[None]:
-    """In it new memory is guarded, and full of what spoils a result until it is written."""
-    given: list[Tensor] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in EMPTY:
-            patch.setattr(owner, name, _guarding(getattr(owner, name), given))
-        yield
-    assert untouched(*given)
-
-
-def _guarding(empty: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:
-    """Instead of empty memory hands out guarded memory, and notes it."""
-
-    def place(*args: Any, **kwargs: Any) -> Tensor:
-        made = empty(*args, **kwargs)
-        if not made.numel() or made.device.type != DEVICE:
-            return made
-        spoil = float("nan") if made.is_floating_point() else 119
-        flat = guarded(torch.full((made.numel(),), spoil, dtype=made.dtype))
-        given.append(flat.as_strided(made.shape, made.stride(), flat.storage_offset()))
-        return given[-1]
-
-    return place
 
 
 def halved(tensor: Tensor) -> Tensor:
