@@ -443,7 +443,7 @@ def test_the_average_follows_the_generator_in_closed_form() -> None:
     keep, kept = 0.7, []
     world, method = pictures(), DFRD(**LITTLE, average_decay=0.7)
     begin = server_of(method, world).state
-    assert same(begin.image_generator, begin.average_generator)
+    assert begin.average_generator is None
     for rounds in (1, 2, 3):
         engine, _ = played(method, world, rounds)
         kept.append(engine.states[SERVER].image_generator)
@@ -655,6 +655,25 @@ def test_the_average_generator_teaches_from_the_second_round_on() -> None:
             for weight in (0.5, 0.0)
         )
         assert same(with_it.weights, without.weights) == equal
+
+
+def test_a_generator_that_was_never_trained_does_not_teach() -> None:
+    values = {**LITTLE, "distil_lr": 0.5, "temperature": 1.0}
+
+    def all_away(method: Any, step: str, round: int, node: str) -> str | None:
+        return "away" if step == "update" and round == 1 else None
+
+    for rounds, equal in ((2, True), (3, False)):
+        with_it, without = (
+            played(DFRD(**values, average_weight=weight), pictures(), rounds, absences=all_away)[0]
+            .states[SERVER]
+            for weight in (0.5, 0.0)
+        )  # fmt: skip
+        assert same(with_it.weights, without.weights) == equal
+    method = DFRD(**values)
+    engine, _ = played(method, pictures(), 1, absences=all_away)
+    server = engine.node(SERVER, 1, "pictures")
+    assert method.pictures(server) == {}
 
 
 def test_the_student_has_no_momentum_unless_asked_for() -> None:

@@ -35,7 +35,7 @@ class Memory(Tuned):
     """What the server remembers: the base's memory, the generator, its average over rounds."""
 
     image_generator: Weights
-    average_generator: Weights
+    average_generator: Weights | None  # none before the generator was trained
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class DFRD(FineTuner):
 
     def server_state(self, server: Node[Any]) -> Memory:
         generator = self.generator(server.model).init(server.draw("images"))
-        return Memory(first_memory(self.base, server), None, generator, generator)
+        return Memory(first_memory(self.base, server), None, generator, None)
 
     @at_server
     async def aggregate(self, server: Node[Memory], inbox: Inbox[Counted]) -> None:
@@ -84,14 +84,14 @@ class DFRD(FineTuner):
         heard = await self.aggregated(server, inbox)
         if not heard or not self.iterations:
             return
-        average = server.state.average_generator
-        shown = self.average_weight and server.round > 1  # before, the average is untrained
+        first, average = server.state.image_generator, server.state.average_generator
         teaching = self.teaching(
             server, heard, *self.weighing(heard, server.model.classes),
-            resting=(average,) if shown else (),
+            resting=() if average is None or not self.average_weight else (average,),
         )  # fmt: skip
         generator, weights = await in_turns(server, teaching)
-        average = algebra.moving_average(average, generator, self.average_decay)  # eq. 6
+        before = first if average is None else average
+        average = algebra.moving_average(before, generator, self.average_decay)  # eq. 6
         server.state = server.state.taught(
             weights,
             feedback=self.feedback,
@@ -102,10 +102,11 @@ class DFRD(FineTuner):
     @torch.no_grad()
     def pictures(self, node: Node[Any]) -> Mapping[str, Pictured]:
         """Images of the average generator where it teaches, of the same noise as `imagined`."""
-        if not isinstance(node.state, Memory) or not self.average_weight:
+        average = node.state.average_generator if isinstance(node.state, Memory) else None
+        if average is None or not self.average_weight:
             return {}
         maker, rng = self.generator(node.model), node.rng("pictures")
-        return {"average": maker.imagined(node.state.average_generator, rng, SHOWN, node.device)}
+        return {"average": maker.imagined(average, rng, SHOWN, node.device)}
 
     def weighing(self, heard: Mapping[NodeId, Counted], classes: int) -> tuple[Tensor, Tensor]:
         """Clients' shares [client, class] and frequencies of labels [class]."""
