@@ -111,7 +111,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def act(**changes: Any) -> Act:
-    asked = Act("trial", "c0", 1, 0, "update", "up", "never", "never", (), {}, ())
+    asked = Act("trial", "c0", 1, 0, "update", 0, "up", "never", "never", (), {}, ())
     return replace(asked, **changes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -68,6 +69,7 @@ class Step:
     place: Place
     act: Acting
     kinds: Kinds | None = None  # where hints leave open what the method's values decide
+    again: int = 0  # how often a step of its name comes before it in its round, see `in_turn`
 
     @property
     def _hints(self) -> Mapping[str, Any]:
@@ -380,6 +382,28 @@ def undecorated(kind: type[Method]) -> str | None:
 def steps_of(method: Method) -> list[Step]:
     """All steps of a method, in the order of their first acts."""
     return [*method.before(), *method.each_round(), *method.after()]
+
+
+def in_turn(steps: Sequence[Step], earlier: Sequence[Step] = ()) -> list[Step]:
+    """Steps that are played one after another, each with how often it came before in its round.
+
+    What a step draws depends on that too. `earlier` are those that were listed before in the round.
+    """
+    seen = Counter(step.name for step in earlier)
+    found = []
+    for step in steps:
+        found.append(replace(step, again=seen[step.name]) if seen[step.name] else step)
+        seen[step.name] += 1
+    return found
+
+
+def plan_of(method: Method, round: int, rounds: int) -> list[list[Step]]:
+    """The steps of a round by parts: before the first one (round 0), of it, after the last."""
+    if not round:
+        return [in_turn(method.before())]
+    each = method.each_round()
+    last = [in_turn(method.after(), each)] if round == rounds else []
+    return [in_turn(each), *last]
 
 
 def memory_of(method: Method, place: Place) -> type[State] | None:

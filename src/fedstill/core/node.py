@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Generic, Protocol, TypeVar, cast
@@ -87,6 +88,7 @@ class Node(Generic[S]):
         graph: Mapping[NodeId, Sequence[NodeId]] | None = None,
         seed: int = 0,
         step: str = "",
+        again: int = 0,
         device: torch.device | str = "cpu",
         cache: Cache | None = None,
         key: bytes | None = None,
@@ -109,6 +111,10 @@ class Node(Generic[S]):
         self.work: Work | None = None  # of its loops, where the engine counts them
         self._seed = seed
         self._step = step
+        # What tells draws of one purpose apart: how often the step was played before in its round,
+        # then which time a part of it came (`anew`).
+        self._times: tuple[str, ...] = (f"again {again}",) if again else ()
+        self._parts: Counter[str] = Counter()
         self._loops = 0
         self._key = key
         self._records = self.data
@@ -116,9 +122,25 @@ class Node(Generic[S]):
         self._released = 0
 
     def draw(self, purpose: str, *, shared: bool = False) -> int:
-        """A number for one purpose in this step and round; `shared` draws are everybody's."""
+        """A number for one purpose in this step and round; `shared` draws are everybody's.
+
+        In a step that is listed twice in a round, the second time it is another one.
+        """
         who = "everybody" if shared else f"node:{self.id}"
-        return seeds.draw(self._seed, "draw", self.round, self._step, who, purpose)
+        where: tuple[seeds.Name, ...] = (self.round, self._step, *self._times)
+        return seeds.draw(self._seed, "draw", *where, who, purpose)
+
+    def anew(self, part: str) -> Node[S]:
+        """This party, for a part of a step that may come several times, such as a training.
+
+        The first time it is this very node; then one that draws other numbers for every purpose.
+        """
+        self._parts[part] += 1
+        if self._parts[part] == 1:
+            return self
+        other = copy(self)
+        other._times = (*self._times, f"{part} {self._parts[part]}")
+        return other
 
     def next_loop(self) -> int:
         """A number for what the network of the step's next loop draws, such as dropout."""
@@ -195,7 +217,9 @@ class Node(Generic[S]):
         same in every step and round.
         """
         released = self._released + sum(row.releases for row in self.spent)
-        where = ("always",) if once else (self.round, self._step, released)
+        where: tuple[seeds.Name, ...] = ("always",)
+        if not once:
+            where = (self.round, self._step, *self._times, released)
         if self._key is None:
             return Secret(seeds.draw(self._seed, "secret", *where, f"node:{self.id}", purpose))
         text = repr((*where, self.id, purpose)).encode()

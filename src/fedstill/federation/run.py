@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstill.core import pulse
 from fedstill.core.errors import BadValue
-from fedstill.core.method import Place, Step
+from fedstill.core.method import Place, Step, plan_of
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.records import NodeId
 from fedstill.core.work import Work
@@ -125,7 +125,8 @@ def rounds_of(
     clients = list(experiment.population.clients)
     begun = done is not None
     if not begun:
-        yield from play(experiment.method.before(), 0, clients)
+        (steps,) = plan_of(experiment.method, 0, experiment.rounds)
+        yield from play(steps, 0, clients)
         play.tell_time(0)
     done = done or 0
     metric = name_of(next(iter(experiment.metrics), "accuracy"))
@@ -136,10 +137,11 @@ def rounds_of(
     for round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
         awake = list(experiment.awake(round))
-        yield from play(experiment.method.each_round(), round, awake, waiting=True)
+        steps, *after = plan_of(experiment.method, round, experiment.rounds)
+        yield from play(steps, round, awake, waiting=True)
+        for ending in after:
+            yield from play(ending, round, clients)
         last = round == experiment.rounds
-        if last:
-            yield from play(experiment.method.after(), round, clients)
         if scored and (last or round % experiment.evaluate_every == 0):
             score = play.scored(round, metric)
         play.tell_time(round)

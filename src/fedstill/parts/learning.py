@@ -24,6 +24,7 @@ from fedstill.parts.class_balance import UNSAFE, Sampling
 from fedstill.parts.views import Views, drawn_moves, ground_of, moved, viewed
 
 SGD_USE = "DP-SGD"
+PART = "training"  # of a step
 NUMBERS = {"cpu": 2**24, "cuda": 2**27}  # of the gradients that are made at a time
 MOST_AT_A_TIME = {"cpu": 32, "cuda": 512}  # a processor is faster on what its caches hold
 ROUNDED = 16  # places of a sample are a multiple of this, so that neighbours are alike
@@ -69,8 +70,12 @@ def training(
     views: Views = "none",
     sampling: Sampling = "shuffled",
 ) -> Training:
-    """Batches of so many of the node's examples, for some epochs or steps."""
+    """Batches of so many of the node's examples, for some epochs or steps.
+
+    Asked for again in a step, for a second network or another loop, they are others.
+    """
     if not node.private:
+        node = node.anew(PART)
         plan = planned(node, size, sampling, epochs=epochs, steps=steps)
         return Training(viewed(plan, views, node), None)
     if sampling == "balanced":

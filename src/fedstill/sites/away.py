@@ -202,8 +202,9 @@ class Away(OwnNode):
         names = (node, channels_of(node))
         keep = {marks[name] for marks in self._kept for name in names if name in marks}
         return Act(
-            self.standing.run, node, round, self._at[1], step.name, toward, self._mark(node),
-            self._mark(channels_of(node)), tuple(sorted(keep)), places[node], enclosed,
+            self.standing.run, node, round, self._at[1], step.name, step.again, toward,
+            self._mark(node), self._mark(channels_of(node)), tuple(sorted(keep)), places[node],
+            enclosed,
         )  # fmt: skip
 
     def _greeted(

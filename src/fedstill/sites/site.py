@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import cast
 
 from fedstill.core import content, ranges
 from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError, told
-from fedstill.core.method import Method, Place
+from fedstill.core.method import Method, Place, plan_of
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Direction, Message, NodeId, Record
@@ -249,23 +249,25 @@ class Site:
             raise SiteError(f"{title} has no step {told(act.step)} for clients")
         if not 0 <= act.round <= rounds:
             raise SiteError(f"it was asked for round {act.round}, but the recipe has {rounds}")
-        last = [method.after()] if act.round == rounds else []
-        parts = [method.each_round(), *last] if act.round else [method.before()]
         plan = [
-            (step.name, toward(step, following))
-            for part in parts
+            (step.name, step.again, toward(step, following))
+            for part in plan_of(method, act.round, rounds)
             for step, following in pairwise([*part, None])
             if step is not None
         ]
         # The rest of a round is skipped where the server hears nobody, so a step may come sooner.
         left = plan[act.number :] if act.number >= 0 else []
-        if act.step not in [name for name, _ in left]:
+        if (act.step, act.again) not in [(name, again) for name, again, _ in left]:
+            before = f", {act.again} times played before," if act.again else ""
             raise SiteError(
-                f"{act.step} is not act {act.number} of round {act.round} in the recipe's plan"
+                f"{act.step}{before} is not act {act.number} of round {act.round} in the recipe's "
+                "plan"
             )
         # What travels elsewhere than the plan says would not be coded by the recipe's channels.
-        if (act.step, act.toward) not in left:
-            ways = " or ".join({str(way or "nowhere") for name, way in left if name == act.step})
+        if (act.step, act.again, act.toward) not in left:
+            ways = " or ".join(
+                str(way or "nowhere") for *played, way in left if played == [act.step, act.again]
+            )
             raise SiteError(
                 f"what {act.step} says travels {ways} in the recipe's plan, not "
                 f"{told(act.toward or 'nowhere')}: it would leave otherwise than was agreed"
@@ -286,7 +288,8 @@ class Site:
             self.keeper.recall_ledger(content)
         engine.states.changed.clear()
         toward = cast(Direction | None, act.toward)
-        outcome = engine.play(self.steps[act.step], act.round, {name: inbox}, toward)[name]
+        step = replace(self.steps[act.step], again=act.again)
+        outcome = engine.play(step, act.round, {name: inbox}, toward)[name]
         if self.private:
             self.keeper.spend(content, outcome.spent)
         marks = self.keeper.remember()

@@ -50,6 +50,7 @@ class Act(Record):
     round: int
     number: int  # of the act in its round: a step may be listed several times
     step: str
+    again: int  # how often the step came before in its round
     toward: str | None  # where messages travel
     after: str  # the mark of the memory to start from
     channels: str  # and of what channels remember there

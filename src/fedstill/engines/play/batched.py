@@ -91,7 +91,7 @@ class Batched(InProcess):
             if gone:
                 outcomes[id] = Outcome(absent=gone)
                 continue
-            actor = Acting(self.node(id, round, step.name), inbox)
+            actor = Acting(self.node(id, round, step.name, step.again), inbox)
             actors.append(actor)
             self._guarded(step, round, actor, lambda actor=actor: self._enter(step, actor))
             if len(inboxes) > 1:

@@ -151,7 +151,7 @@ class InProcess:
         gone = self._absence(step, round, id)
         if gone:
             return Outcome(absent=gone)
-        node = self.node(id, round, step.name)
+        node = self.node(id, round, step.name, step.again)
         try:
             acting = step(node, inbox)
             message = self._driven(acting, node) if inspect.iscoroutine(acting) else acting
@@ -197,7 +197,7 @@ class InProcess:
             node.log(loss=torch.stack(losses).mean())
         return carry
 
-    def node(self, id: NodeId, round: int, step: str) -> Node[Any]:
+    def node(self, id: NodeId, round: int, step: str, again: int = 0) -> Node[Any]:
         """A node as a step sees it; its memory is made the first time it is asked for."""
         if id not in self.states:
             fresh = self._bare(id, 0, "memory")
@@ -211,7 +211,7 @@ class InProcess:
             except Exception as error:
                 raise StepError(type(method).__name__, make.__name__, id, 0, error) from error
             self.states[id] = first
-        node = self._bare(id, round, step)
+        node = self._bare(id, round, step, again)
         node.state = self.states[id]
         return node
 
@@ -246,7 +246,7 @@ class InProcess:
         """The server's network, made for this device once and not for each node."""
         return self.population.party(SERVER).model.on(self.device)
 
-    def _bare(self, id: NodeId, round: int, step: str) -> Node[Any]:
+    def _bare(self, id: NodeId, round: int, step: str, again: int = 0) -> Node[Any]:
         party = self.population.party(id)
         node: Node[Any] = Node(
             id,
@@ -260,6 +260,7 @@ class InProcess:
             graph=self.experiment.graph.neighbours,
             seed=self.experiment.seed,
             step=step,
+            again=again,
             device=self.device,
             cache=self.cache,
             key=self.key,

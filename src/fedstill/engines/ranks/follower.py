@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -156,7 +157,8 @@ class Follower:
         }
         engine.states.changed.clear()
         toward = cast(Direction | None, request.toward)
-        outcomes = engine.play(self.steps[request.step], request.round, inboxes, toward)
+        step = replace(self.steps[request.step], again=request.again)
+        outcomes = engine.play(step, request.round, inboxes, toward)
         said = {n: by_hearer(o.message) for n, o in outcomes.items() if o.message is not None}
         places, enclosed = letters.enclosed(said)
         lefts = {

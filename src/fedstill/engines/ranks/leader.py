@@ -145,9 +145,12 @@ class Leader:
         own, others = self._dealt(inboxes)
         letters = Letters(self._kinds, self.experiment.method.holds, limits_of(self.transport))
         questions: dict[int, Record] = {
-            rank: Play(step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}), toward)
+            rank: Play(
+                step.name, round, *letters.enclosed({id: inboxes[id] for id in ids}), toward,
+                step.again,
+            )
             for rank, ids in others.items()
-        }
+        }  # fmt: skip
         mine = {id: inboxes[id] for id in own}
         outcomes, answers = self._asked(
             questions, lambda: self.inner.play(step, round, mine, toward)

@@ -118,6 +118,7 @@ class Play(Record):
     inboxes: dict[str, dict[str, int]]  # by node and sender, the place of a letter
     letters: tuple[Letter, ...]
     toward: str | None  # where messages travel
+    again: int  # how often the step came before in its round
 
 
 class Score(Record):
