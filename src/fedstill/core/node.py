@@ -62,6 +62,9 @@ class Addressed(dict[NodeId, M], Generic[M]):
 class Cache(Protocol):
     """Results worth keeping between runs, by a key that says what made them."""
 
+    def key(self, made_by: str) -> str:
+        """The key of what is made so, and rounded as it is here."""
+
     def find(self, key: str, kind: type[R]) -> R | None: ...
 
     def keep(self, key: str, record: Record) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,10 @@ class FolderCache:
         self.folder = Path(folder)
         self.found = 0
         self.made = 0
+
+    def key(self, made_by: str) -> str:
+        """The key of what is made so; how it is rounded, an engine adds."""
+        return hashlib.sha256(made_by.encode()).hexdigest()
 
     def find(self, key: str, kind: type[R]) -> R | None:
         """The record of a key, or None.

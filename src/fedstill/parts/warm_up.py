@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Literal
@@ -59,9 +58,10 @@ async def warmed_up(
 ) -> SyntheticSet:
     """A set matched to the node's data under fresh random networks, the same for all nodes.
 
-    It depends on data, settings, network and seed alone; where the node has a cache, it is made
-    once and found again by them. The networks are of the node's own kind unless `model` is given.
-    A set of private data is made anew in every run: each is a release of its own.
+    It depends on data, settings, network and seed alone, to the last digits on what computes it
+    too; where the node has a cache, it is made once and found again by all these. The networks are
+    of the node's own kind unless `model` is given. A set of private data is made anew in every run:
+    each is a release of its own.
     """
     kind = model or node.model
     seed = node.draw("warm-up networks", shared=True)
@@ -71,7 +71,7 @@ async def warmed_up(
         settings = [float(v) if isinstance(v, int) else v for v in astuple(matching)]  # 1 is 1.0
         draws = (seed, node.draw("warm-up"))
         made_by = (MAKING, settings, start, per_class, kind.describe(), draws)
-        key = hashlib.sha256(f"{node.data.digest()} {made_by}".encode()).hexdigest()
+        key = cache.key(f"{node.data.digest()} {made_by}")
         kept = cache.find(key, Kept)
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))

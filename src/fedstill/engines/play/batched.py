@@ -64,6 +64,7 @@ class Batched(InProcess):
     ):
         super().__init__(experiment, execution, cache=cache, absences=absences)
         self.stack_at_most = execution.stack_at_most
+        self.company: tuple[NodeId, ...] = ()  # who plays the step, whose loops are one stack
         self.fitting: dict[Any, int] = {}  # loops in a stack, by kind
         recording = self.recorder is not None
         self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None
@@ -84,6 +85,7 @@ class Batched(InProcess):
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
     ) -> tuple[dict[NodeId, Outcome], list[Acting]]:
         """Who is absent, and the others, played to the first loop that they await."""
+        self.company = tuple(inboxes)
         outcomes: dict[NodeId, Outcome] = {}
         actors: list[Acting] = []
         for id, inbox in inboxes.items():
@@ -97,6 +99,11 @@ class Batched(InProcess):
             if len(inboxes) > 1:
                 self._guarded(step, round, actor, lambda actor=actor: self._awaits(actor))
         return outcomes, actors
+
+    def computed(self) -> str:
+        """Sums of a stack are rounded by who else is in it."""
+        sizes = [(id, len(self.population.party(id).data)) for id in self.company]
+        return f"{super().computed()}, {self.stack_at_most} at most of {sizes}"
 
     def to_the_end(self, step: Step, round: int, actors: Sequence[Acting]) -> None:
         """Run loop after loop of nodes, which may be another engine's, until no one waits."""

@@ -23,6 +23,7 @@ from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.core.trees import field_names
 from fedstill.core.work import Work
 from fedstill.engines import checkpoint, scoring
+from fedstill.engines.cached import CachedAs, rounding
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler, Steps
 from fedstill.engines.loops.graphs import BRANCHES, CudaGraphs, Lines
@@ -57,7 +58,10 @@ class InProcess:
         # A clock counts the work of every run alike: what another run made is made again.
         clock = experiment.clock
         self.counter = None if clock is None else Counter(clock.counts_operations)
-        self.cache = cache if self.counter is None else None
+        self.cache: Cache | None = None
+        if cache is not None and self.counter is None:
+            self.cache = CachedAs(cache, self.computed)
+        self.execution = execution
         self.absences = absences
         self.notes: list[str] = []
         self.compiler = Compiler(self.notes) if execution.compile else None
@@ -71,6 +75,10 @@ class InProcess:
         self.purse = self._purse()
         self.far_kind: type[State] | None = None  # of clients' memories that lie elsewhere
         self._saved: Path | None = None  # the last checkpoint
+
+    def computed(self) -> str:
+        """What may change the last digits of what nodes make, besides data, values and seed."""
+        return f"{self.name}, {rounding(self.execution)}"
 
     def _purse(self) -> Purse | None:
         """What grants uses of private examples; None where nothing is private."""

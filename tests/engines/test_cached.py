@@ -1,0 +1,74 @@
+"""What one engine has kept, another that rounds otherwise makes anew: runs do not depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import worlds
+from fedstill.core import Inbox
+from fedstill.engines.cached import rounding
+from fedstill.engines.execution import Execution, threads
+from fedstill.engines.play.batched import Batched
+from fedstill.engines.play.in_process import InProcess
+from fedstill.federation.cache import FolderCache
+from fedstill.methods import METHODS
+from fedstill.testing import small
+
+ON_HOST = Execution(device="cpu")
+
+
+def warmed(name: str, kind: Any, cache: FolderCache | None, *clients: str) -> list[torch.Tensor]:
+    """What c1 remembers after the warm-up of some clients, or of all."""
+    method, world = small(METHODS[name]), worlds.pictures()
+    engine = worlds.engine_for(method, world, kind, cache=cache)
+    engine.play(method.before()[0], 0, {c: Inbox() for c in clients or world.clients})
+    return list(engine.states["c1"].tensors().values())
+
+
+@pytest.mark.parametrize("name", ["desa", "fedlgd"])
+@pytest.mark.parametrize(("first", "second"), [(InProcess, Batched), (Batched, InProcess)])
+def test_an_engine_does_not_find_what_another_made(
+    name: str, first: Any, second: Any, tmp_path: Path
+) -> None:
+    warmed(name, first, FolderCache(tmp_path))
+    again = FolderCache(tmp_path)
+    found = warmed(name, second, again)
+    assert all(map(torch.equal, found, warmed(name, second, None)))
+    assert (again.made, again.found) == (3, 0)
+
+
+@pytest.mark.parametrize("kind", [InProcess, Batched])
+def test_the_same_engine_finds_what_it_made(kind: Any, tmp_path: Path) -> None:
+    made = warmed("desa", kind, FolderCache(tmp_path))
+    again = FolderCache(tmp_path)
+    assert all(map(torch.equal, warmed("desa", kind, again), made))
+    assert (again.made, again.found) == (0, 3)
+
+
+def test_what_a_stack_made_is_not_what_a_client_makes_alone(tmp_path: Path) -> None:
+    warmed("desa", Batched, FolderCache(tmp_path))
+    alone = warmed("desa", Batched, FolderCache(tmp_path), "c1")
+    assert all(map(torch.equal, alone, warmed("desa", Batched, None, "c1")))
+
+
+def test_one_by_one_a_client_finds_its_set_whoever_else_takes_part(tmp_path: Path) -> None:
+    warmed("desa", InProcess, FolderCache(tmp_path))
+    again = FolderCache(tmp_path)
+    warmed("desa", InProcess, again, "c1")
+    assert (again.made, again.found) == (0, 1)
+
+
+def test_threads_and_a_compiler_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {rounding(ON_HOST), rounding(replace(ON_HOST, compile=True))}
+    with threads(torch.get_num_threads() + 1):
+        told.add(rounding(ON_HOST))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    told.add(rounding(ON_HOST))
+    assert len(told) == 4
+    # On a CPU there is nothing to record, and one precision.
+    assert rounding(replace(ON_HOST, record=False, precision="half")) == rounding(ON_HOST)
