@@ -62,9 +62,9 @@ def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
     else:
         grids.check_free(cells, out)
         _check_no_grid(grid, out)
-        if going.parallel == 1 and going.line is None:
-            with _stoppable(cells, going):
-                _check_fit(cells)
+    if going.parallel == 1 and going.line is None:
+        with _stoppable(cells, going):
+            _check_fit(_waiting(cells, going), continuing=continuing)
     if len(cells) > 1 or grid.select:
         grids.write_grid(grid, cells, out)
     if grid.search:
@@ -133,7 +133,7 @@ def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
 
 def play_all(cells: Sequence[Cell], going: Going) -> Tally:
     """Play every cell that has not finished; say where each went, and what could not be played."""
-    waiting = [cell for cell in cells if going.overrides or not cell.finished]
+    waiting = _waiting(cells, going)
     before = len(cells) - len(waiting)
     if before and going.named and not SPEECH.quiet:
         typer.echo(f"fedstill: {before} of {len(cells)} runs had finished before", err=True)
@@ -148,6 +148,11 @@ def play_all(cells: Sequence[Cell], going: Going) -> Tally:
     for cell, text in tally.failed:
         typer.echo(f"fedstill: {cell.folder} failed: {text}", err=True)
     return tally
+
+
+def _waiting(cells: Sequence[Cell], going: Going) -> list[Cell]:
+    """Those that are to be played: all that have not finished, with changes all."""
+    return [cell for cell in cells if going.overrides or not cell.finished]
 
 
 def refuse_failed(tally: Tally) -> None:
@@ -197,13 +202,15 @@ def _then(cells: Sequence[Cell], going: Going) -> str:
     """How to go on after a stop."""
     if going.again is not None:
         return f"begin again with `{going.again}`"
-    if len(cells) > 1 or cells[0].folder != going.out:
-        return f"go on with `fedstill resume {going.out}`"
-    folder = cells[0].folder
-    return f"go on with `fedstill resume {folder}`" if cells[0].begun else "nothing was begun"
+    from fedstill.logbook.reader import GRID_FILE
+
+    whole = (going.out / GRID_FILE).exists()
+    if not whole and not any(cell.begun for cell in cells):
+        return "nothing was begun"
+    return f"go on with `fedstill resume {going.out if whole else cells[0].folder}`"
 
 
-def _check_fit(cells: Sequence[Cell]) -> None:
+def _check_fit(cells: Sequence[Cell], *, continuing: bool) -> None:
     """Refuse methods that do not fit the data or networks before another is played for hours."""
     from fedstill.core.errors import BadValue, RecipeError
     from fedstill.recipe.build import experiment_of, population_of
@@ -222,11 +229,22 @@ def _check_fit(cells: Sequence[Cell]) -> None:
         except BadValue as error:
             wrong[label] = [f"{label}: {line}" for line in error.faults]
     if wrong:
-        others = " ".join(f"--only {label}" for label in reversed(first) if label not in wrong)
         faults = [line for lines in wrong.values() for line in lines]
-        if others:
-            faults[-1] += f". Nothing was played; the others alone are run by {others}"
+        faults[-1] += _others_alone(
+            [one for one in reversed(first) if one not in wrong], continuing
+        )
         raise RecipeError(faults)
+
+
+def _others_alone(labels: Sequence[str], continuing: bool) -> str:
+    """How to play the methods that fit, where some do not."""
+    if not labels:
+        return ""
+    only = " ".join(f"--only {label}" for label in labels)
+    if not continuing:
+        return f". Nothing was played; the others alone are run by {only}"
+    further = "--continue " if len(labels) > 1 else ""  # one alone has a folder of its own
+    return f". Nothing was played; the others alone by `fedstill run` with {further}{only}"
 
 
 def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
