@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from fedstill.commands import progress
 from small_recipes import CLIENTS, fedstill, write_client, write_recipe
 
 MEMBERSHIP = ("--shadows", 4, "--together", 2, "--no-controls", "--quiet")
@@ -45,6 +48,23 @@ def test_a_recipe_is_attacked_and_the_same_command_again_gives_the_same(tmp_path
     )  # fmt: skip
     assert other.code == 2
     assert "holds an audit with other digests" in other.err
+
+
+def test_an_audit_without_a_terminal_says_how_far_it_is_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out = write_recipe(tmp_path, run={"rounds": 1}), tmp_path / "audit"
+    command = ("audit", "membership", recipe, "--client", "north", *MEMBERSHIP[:-1])
+    assert "%" not in fedstill(*command, "--out", out).err  # it is soon over
+    monkeypatch.setattr(progress, "LINES_APART_AT_MOST", 0.0)
+    said = fedstill(*command, "--out", tmp_path / "again", "--format", "json")
+    lines = [line for line in said.err.splitlines() if line.startswith("fedstill: fedavg: ")]
+    assert lines[0] == "fedstill: fedavg: 0 %" and lines[-1].startswith("fedstill: fedavg: 100 %")
+    assert json.loads(said.out)["findings"]
+    for quiet in (("--quiet", *command), (*command, "--quiet")):
+        assert (
+            "fedavg: " not in fedstill(*quiet, "--out", tmp_path / str(quiet.index("--quiet"))).err
+        )
 
 
 def test_canaries_are_planted_beside_controls(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 from fedstill import recipe as config
-from fedstill.commands import progress
+from fedstill.commands import grids, progress
 from fedstill.commands.cli import joined_seeds
 from fedstill.commands.progress import Watched, status_line
 from fedstill.core.errors import RecipeError
@@ -74,6 +74,30 @@ def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
     assert "the others alone are run by --only fedavg --only local" in said.err
     only = ("--only", "fedavg", "--only", "local", "run.rounds=1")
     assert fedstill("run", recipe, *only, "--out", tmp_path / "run").code == 0
+    # Going on tells them together too, of the methods that are left.
+    for name in ("fedavg", "local"):
+        (tmp_path / "run" / name / "summary.json").unlink()
+    going_on = ("run", recipe, "run.rounds=1", "--continue", "--out", tmp_path / "run")
+    said = fedstill(*going_on)
+    assert said.code == 2 and "2 faults" in said.err and said.out == ""
+    assert "heterofl: models: HeteroFL: net" in said.err and "fedrolex: models: Fed" in said.err
+    assert "`fedstill run` with --continue --only fedavg --only local" in said.err
+    assert fedstill(*going_on, *only[:4]).code == 0
+
+
+def test_a_grid_that_is_stopped_before_it_began_is_not_to_be_resumed(tmp_path, monkeypatch):
+    def stopped(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grids, "_check_fit", stopped)
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    said = fedstill("run", recipe, "--seeds", 0, 1, "--out", out)
+    assert said.code == 130 and "stopped; nothing was begun" in said.err
+    monkeypatch.undo()
+    assert fedstill("run", recipe, "run.rounds=1", "--seeds", 0, 1, "--out", out).code == 0
+    monkeypatch.setattr(grids, "_check_fit", stopped)
+    said = fedstill("run", recipe, "run.rounds=1", "--seeds", 0, 1, "--out", out, "--continue")
+    assert f"stopped; go on with `fedstill resume {out}`" in said.err
 
 
 def test_seeds_are_joined_up_to_the_next_word():
@@ -196,6 +220,77 @@ def test_the_bar_says_what_is_being_done_in_a_round_that_takes_long(monkeypatch)
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     assert watched.on_the_way(beat) == "round 2/3 · synthesize 1/5, iteration 13/300 · 2:00 left"
     assert Watched().on_the_way(beat) == "round 2 · synthesize 1/5, iteration 13/300"
+
+
+def at(monkeypatch, seconds):
+    """Let so many seconds have passed since the beginning of time."""
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(seconds))
+
+
+def test_lines_without_a_terminal_come_seldom_and_ever_more_seldom(monkeypatch, capsys):
+    at(monkeypatch, 0)
+    lines = progress.Lines()
+    said = []
+    for second in range(1, 24 * 3600, 5):
+        at(monkeypatch, second)
+        lines.tell("fedavg seed 0", "round 1/10")
+        if capsys.readouterr().err:
+            said.append(second)
+    assert said[:3] == [31, 61, 91]
+    assert 600 <= said[-1] - said[-2] <= 605 and len(said) < 200
+
+
+def test_a_run_in_a_batch_system_says_how_far_it_is_on_stderr(tmp_path, monkeypatch):
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    silent = fedstill("run", recipe, "--out", out)
+    assert silent.err == ""  # it is soon over
+    monkeypatch.setattr(progress, "LINES_APART_AT_MOST", 0.0)
+    said = fedstill("run", recipe, "--out", tmp_path / "again")
+    lines = said.err.splitlines()
+    assert said.out.replace("again", "run") == silent.out
+    assert lines[0].startswith("fedstill: fedavg seed 0: round 0/")
+    assert re.fullmatch(
+        r"fedstill: .*: round 1/\d+ · accuracy .* % · .* sent · 0:\d\d left", lines[1]
+    )
+    assert fedstill("run", recipe, "--quiet", "--out", tmp_path / "quiet").err == ""
+    assert fedstill("--quiet", "run", recipe, "--out", tmp_path / "silent").err == ""
+
+
+def test_in_a_round_that_takes_long_a_batch_system_is_told_the_step(tmp_path, monkeypatch):
+    for name in ("LINES_APART_AT_MOST", "PATIENCE"):
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr("fedstill.core.pulse.APART", 0.0)
+    said = fedstill("run", write_recipe(tmp_path), "run.rounds=1", "--out", tmp_path / "run")
+    assert re.search(r"seed 0: round 1/1 · update iteration \d/\d", said.err)
+
+
+def test_runs_beside_each_other_say_how_far_they_are_by_their_titles(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "LINES_APART_AT_MOST", 0.0)
+    command = ("run", write_recipe(tmp_path), "run.rounds=1", "--seeds", 0, 1, "--parallel", 2)
+    said = fedstill(*command, "--out", tmp_path / "run")
+    assert said.code == 0 and said.out.count("\n") == 2
+    for seed in (0, 1):
+        assert f"fedstill: fedavg seed {seed}: round 1/1 · accuracy" in said.err
+    assert fedstill(*command, "--quiet", "--out", tmp_path / "quiet").err == ""
+
+
+def test_shares_of_work_are_told_in_lines_with_the_time_left(monkeypatch, capsys):
+    at(monkeypatch, 0)
+    shares = progress.Shares()
+    shares.watch("fedavg", 0.0)
+    shares.watch("fedavg", 0.5)  # kept from an audit that was stopped
+    at(monkeypatch, 60)
+    shares.watch("fedavg", 0.6)
+    at(monkeypatch, 100)
+    shares.beat()
+    shares.beat()
+    at(monkeypatch, 140)
+    shares.watch("feddm", 0.0)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "fedstill: fedavg: 60 %, 4:00 left", "fedstill: fedavg: 60 %, 6:40 left",
+        "fedstill: feddm: 0 %",
+    ]  # fmt: skip
 
 
 # As a shell would start it; a test runner in the background may have told it to ignore Ctrl-C.

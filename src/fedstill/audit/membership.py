@@ -163,6 +163,7 @@ def membership(
         def told(share: float, label: str = subject.label) -> None:
             watch(label, share)
 
+        told(0.0)
         said = shadowed(subject.experiment, execution, asked, kept, told, subject.virtual)
         findings += found_in(subject, said, guessing)
     result = Result("membership", findings, settings, [*notes, *remarks(asked)])

@@ -38,7 +38,7 @@ def check_picture(path: Path | None) -> Path | None:
 
 
 Listing = Annotated[Form, typer.Option("--format", help="How the listing is printed.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, only the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Quick = Annotated[
     bool,
     typer.Option("--quick", help="Use the recipe's small variant, from its table [quick]."),
