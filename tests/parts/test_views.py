@@ -13,6 +13,7 @@ from fedstill.core.errors import BadValue
 from fedstill.core.seeds import generator
 from fedstill.engines.play.batched import Batched
 from fedstill.methods.fedavg import FedAvg
+from fedstill.parts.learning import training
 from fedstill.parts.views import Moves, drawn_moves, ground_of, moved, viewed
 from worlds import engine_for, pictures, played, vectors
 
@@ -85,6 +86,28 @@ def test_every_move_of_up_to_an_eighth_of_the_side_is_as_likely() -> None:
     for shifts in (drawn.down, drawn.right):
         assert torch.bincount(shifts + 4).tolist() == pytest.approx([5000] * 9, rel=0.06)
     assert float(drawn.mirrored.float().mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_images_are_moved_by_as_many_pixels_as_asked_for() -> None:
+    drawn = drawn_moves(generator(0, "moves"), 9_000, 64, 64, shift=4)
+    for shifts in (drawn.down, drawn.right):
+        assert sorted({*shifts.tolist()}) == [*range(-4, 5)]
+    client = engine_for(FedAvg(), pictures()).node("c1", 1, "update")  # whose images have 8 pixels
+    values: dict[str, Any] = {"views": "black_crop_flip", "batch_size": 27}
+    usual, same, far = (
+        FedAvg(**values, **more).batches(client)[0].x for more in ({}, {"shift": 1}, {"shift": 3})
+    )
+    assert torch.equal(usual, same) and not torch.equal(usual, far)
+    part = training(client, client.model, {}, 27, views="black_crop_flip", shift=3)
+    assert torch.equal(part.batches[0].x, far)
+
+
+def test_a_shift_that_moves_nothing_or_everything_is_refused() -> None:
+    with pytest.raises(BadValue, match="shift = 4: nothing is moved without views; choose views"):
+        FedAvg(shift=4)
+    with pytest.raises(BadValue, match="shift = 8 moves images of 8 pixels out of sight; use at"):
+        played(FedAvg(views="crop_flip", shift=8), pictures(), 1)
+    played(FedAvg(views="crop_flip", shift=7, batch_size=32), pictures(), 1)
 
 
 @pytest.mark.parametrize("views", ["crop_flip", "black_crop_flip"])

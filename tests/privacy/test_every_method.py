@@ -163,6 +163,10 @@ def test_around_private_images_is_the_black_of_their_own_part() -> None:
     (x, y), share = batches[0].examples, batches[0].share
     for at, seen in ((0, {-1.0, 1.0}), (1, {-2.0, 6.0})):
         assert set(x[(share > 0) & (y == at)].unique().tolist()) == seen
+    far, _ = private_training(
+        node, model, model.init(0), 40, steps=1, views="black_crop_flip", shift=15
+    )
+    assert (far[0].examples.x < 0).sum() > 2 * (x < 0).sum()  # more of it is in sight
 
 
 def test_noise_of_a_step_has_the_deviation_of_the_mechanism() -> None:

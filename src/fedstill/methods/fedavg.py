@@ -48,7 +48,7 @@ from fedstill.parts.class_balance import (
 from fedstill.parts.learning import PART, Training, planned, private_training
 from fedstill.parts.losses import task_loss
 from fedstill.parts.robust import Aggregation, Rule
-from fedstill.parts.views import Views, unfit_views, viewed
+from fedstill.parts.views import Views, idle_shift, unfit_views, viewed
 
 
 class Global(State):
@@ -94,6 +94,7 @@ class FedAvg(Method):
     class_weights: ClassWeights = "none"  # weights in the local loss: balanced, or one per class
     sampling: Sampling = "shuffled"  # local examples: each once an epoch, or class-balanced
     views: Views = "none"  # augmentation of images in local training
+    shift: Count | None = None  # largest shift by views in pixels; none: an eighth of the side
     score_own: bool = False  # score clients' own models on their own test sets
     aggregation: Rule = "mean"  # others tolerate malicious clients, see robust.md
     byzantine: Whole = 1  # malicious clients that the rule tolerates
@@ -109,12 +110,16 @@ class FedAvg(Method):
         lost = self.score_own and not self.keeps_own
         return [
             *self.joining.faults(),
+            *idle_shift(self.views, self.shift),
             *(["score_own: clients of this method remember something else; leave it out"]
               if lost else []),
         ]  # fmt: skip
 
     def unfit(self, server: Model, models: Mapping[NodeId, Model]) -> Sequence[str]:
-        return [*unfit_views(self.views, server), *unfit_weights(self.class_weights, server)]
+        return [
+            *unfit_views(self.views, server, self.shift),
+            *unfit_weights(self.class_weights, server),
+        ]
 
     def each_round(self) -> Sequence[Step]:
         return [self.broadcast, self.update, self.aggregate]
@@ -158,12 +163,12 @@ class FedAvg(Method):
             raise BadValue(UNSAFE)
         return private_training(
             client, model, start, self.batch_size, epochs=self.epochs, steps=self.round_steps,
-            views=self.views,
+            views=self.views, shift=self.shift,
         )  # fmt: skip
 
     def batches(self, client: Node[Any]) -> Batches[Batch]:
         """The batches of a client's round."""
-        return viewed(self.plan(client), self.views, client)
+        return viewed(self.plan(client), self.views, client, shift=self.shift)
 
     def plan(self, client: Node[Any]) -> Plan:
         """Which examples are in the batches of a client's round."""

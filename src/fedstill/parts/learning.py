@@ -68,6 +68,7 @@ def training(
     epochs: int = 1,
     steps: int | None = None,
     views: Views = "none",
+    shift: int | None = None,
     sampling: Sampling = "shuffled",
 ) -> Training:
     """Batches of so many of the node's examples, for some epochs or steps.
@@ -77,10 +78,12 @@ def training(
     if not node.private:
         node = node.anew(PART)
         plan = planned(node, size, sampling, epochs=epochs, steps=steps)
-        return Training(viewed(plan, views, node), None)
+        return Training(viewed(plan, views, node, shift=shift), None)
     if sampling == "balanced":
         raise BadValue(UNSAFE)
-    return private_training(node, model, start, size, epochs=epochs, steps=steps, views=views)
+    return private_training(
+        node, model, start, size, epochs=epochs, steps=steps, views=views, shift=shift
+    )
 
 
 def planned(
@@ -100,6 +103,7 @@ def private_training(
     epochs: int = 1,
     steps: int | None = None,
     views: Views = "none",
+    shift: int | None = None,
 ) -> Training:
     """Poisson samples of `size` examples on average, as many as there would be batches."""
     terms = node.privacy
@@ -148,7 +152,8 @@ def private_training(
             return sample
         batch, rng = sample.examples, sampling.generator(step)
         torch.rand(len(data), generator=rng)  # which examples take part was drawn before
-        moves = drawn_moves(rng, len(batch.y), *node.model.shape[1:])
+        height, width = node.model.shape[1:]
+        moves = drawn_moves(rng, len(batch.y), height, width, shift)
         moves = type(moves)(*(each.to(batch.x.device) for each in moves))
         ground = ground_of(views, data, _padded([rows(step)], len(batch.y))[0])
         seen = moved(batch.x, moves, views, ground(slice(None), batch.y.shape))

@@ -20,8 +20,9 @@ from fedstill.core.errors import BadValue
 Views = Literal["none", "crop_flip", "black_crop_flip", "reflect_crop_flip"]
 """How images are seen in training.
 
-`crop_flip` moves each image by up to an eighth of its side (4 pixels of 32) down or up and to the
-left or right, and mirrors every second one; what comes into sight is zero, the mean of the data.
+`crop_flip` moves each image by up to an eighth of its side (4 pixels of 32), or by up to `shift`
+pixels, down or up and to the left or right, and mirrors every second one; what comes into sight is
+zero, the mean of the data.
 `black_crop_flip` fills it with black, what a pixel of zero is normalised to, as torchvision does
 where images are padded before they are normalised. `reflect_crop_flip` fills it with the image
 reflected at its edge, as NIID-Bench does.
@@ -39,25 +40,41 @@ class Moves(NamedTuple):
     mirrored: Tensor  # [image], true or false
 
 
-def unfit_views(views: Views, model: Model) -> list[str]:
-    """Why what a model sees cannot be seen so, as lines for `Method.unfit`."""
-    if views == "none" or len(model.shape) == 3:
+def idle_shift(views: Views, shift: int | None) -> list[str]:
+    """Why a number of pixels moves nothing, as lines for `Method.faults`."""
+    if shift is None or views != "none":
         return []
-    return [
-        f"views = {views!r} moves images of channels, height and width, not examples of shape "
-        f'{tuple(model.shape)}; use views = "none"'
-    ]
+    return [f"shift = {shift}: nothing is moved without views; choose views, or leave it out"]
 
 
-def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") -> Batches[Batch]:
+def unfit_views(views: Views, model: Model, shift: int | None = None) -> list[str]:
+    """Why what a model sees cannot be seen so, as lines for `Method.unfit`."""
+    if views == "none":
+        return []
+    if len(model.shape) != 3:
+        return [
+            f"views = {views!r} moves images of channels, height and width, not examples of shape "
+            f'{tuple(model.shape)}; use views = "none"'
+        ]
+    side = min(model.shape[1:])
+    if shift is not None and shift >= side:
+        return [
+            f"shift = {shift} moves images of {side} pixels out of sight; use at most {side - 1}"
+        ]
+    return []
+
+
+def viewed(
+    plan: Plan, views: Views, node: Node[Any], purpose: str = "views", shift: int | None = None
+) -> Batches[Batch]:
     """The plan's batches as they are seen; the plan itself where they are seen as they are."""
     if views == "none":
         return plan
-    if wrong := unfit_views(views, node.model):
+    if wrong := unfit_views(views, node.model, shift):
         raise BadValue(wrong)
     starts = list(accumulate(plan.sizes, initial=0))
     height, width = node.model.shape[1:]
-    drawn = drawn_moves(node.rng(purpose), starts[-1], height, width)
+    drawn = drawn_moves(node.rng(purpose), starts[-1], height, width, shift)
     moves = Moves(*(each.to(node.device) for each in drawn))
     ground = ground_of(views, plan.data, plan.order)
 
@@ -80,9 +97,11 @@ def viewed(plan: Plan, views: Views, node: Node[Any], purpose: str = "views") ->
     return Lazy(len(plan), make, many)
 
 
-def drawn_moves(rng: Generator, images: int, height: int, width: int) -> Moves:
-    """Moves of so many images, every one as likely as any other."""
-    reach = [int(REACH * side + 0.5) for side in (height, width)]
+def drawn_moves(
+    rng: Generator, images: int, height: int, width: int, shift: int | None = None
+) -> Moves:
+    """Moves of so many images, every one as likely as any other; by `shift` pixels at most."""
+    reach = [int(REACH * side + 0.5) if shift is None else shift for side in (height, width)]
     down, right = (torch.randint(-far, far + 1, (images,), generator=rng) for far in reach)
     return Moves(down, right, torch.rand(images, generator=rng) < 0.5)
 
