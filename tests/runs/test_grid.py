@@ -197,6 +197,75 @@ def test_each_listed_command_runs_its_cell_and_together_they_are_the_grid(tmp_pa
     assert beyond.code == 2 and "the grid has the cells 0 to 3" in beyond.err
 
 
+def test_a_listed_command_can_be_pasted_whatever_the_run_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = ("run", write_recipe(tmp_path), *QUICK, "run.name=two words", "--seeds", 0, 1)
+    first, _ = fedstill(*named, "--list").out.splitlines()
+    assert fedstill(*shlex.split(first)[1:]).code == 0
+    assert runs_in(tmp_path / "runs" / "two words") == ["seed-0"]
+
+
+def test_a_cell_that_was_stopped_is_gone_on_with_alone(tmp_path, monkeypatch):
+    def stopped(cell, *others):
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "recipe.toml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grids, "play", stopped)
+    out = tmp_path / "grid"
+    said = fedstill("run", write_recipe(tmp_path), "--seeds", 0, 1, "--out", out, "--cell", 1)
+    assert said.code == 130 and f"go on with `fedstill resume {out / 'seed-1'}`" in said.err
+
+
+IN_WORKERS = """
+import os, sys
+from contextlib import suppress
+from torch import nn
+
+HERE = os.path.dirname(__file__)
+
+def fall():
+    for name in os.listdir(HERE):
+        with suppress(FileNotFoundError):  # another process took it
+            if name.startswith("mark"):
+                os.unlink(os.path.join(HERE, name))
+                os.kill(os.getpid(), 9)
+
+def net():
+    if "fedstill.runs.worker" in sys.orig_argv:
+        {does}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+"""
+
+
+def doing(folder: Path, does: str) -> Path:
+    """A recipe whose network does something where a process builds it beside others."""
+    (folder / "mine.py").write_text(IN_WORKERS.format(does=does))
+    path = folder / "doing.toml"
+    models = {"name": f"{folder / 'mine.py'}:net"}
+    path.write_text(toml_text({**tables(folder), "models": models}))
+    return path
+
+
+def test_after_a_process_was_killed_another_plays_what_is_left(tmp_path):
+    for number in (0, 1):
+        (tmp_path / f"mark-{number}").touch()
+    recipe, out = doing(tmp_path, "fall()"), tmp_path / "run"
+    command = ("run", recipe, *QUICK, "--seeds", 0, 1, 2, 3, "--out", out)
+    said = fedstill(*command, "--parallel", 2)
+    assert said.code == 2 and "2 of 4 runs failed; the others are kept" in said.err
+    assert said.err.count("ended by signal 9, as happens where memory runs out") == 2
+    assert len([*out.rglob("summary.json")]) == 2
+    assert fedstill(*command, "--continue").code == 0
+    assert len([*out.rglob("summary.json")]) == 4
+
+
+def test_what_a_library_prints_beside_python_is_no_answer_of_a_process(tmp_path):
+    recipe = doing(tmp_path, "os.write(1, b'hello from a library')")
+    command = ("run", recipe, *QUICK, "--seeds", 0, 1, "--parallel", 2, "--out", tmp_path / "run")
+    assert fedstill(*command).code == 0
+
+
 def test_a_cell_that_another_process_plays_is_passed_over(tmp_path):
     recipe, out = write_recipe(tmp_path), tmp_path / "grid"
     with folders.alone(out / "seed-0"):

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
 from threading import Thread, current_thread, main_thread
@@ -47,6 +47,11 @@ class Tally:
     played: int = 0
     elsewhere: list[Cell] = field(default_factory=list)
     failed: list[tuple[Cell, str]] = field(default_factory=list)
+
+    @property
+    def ended(self) -> int:
+        """How many there is nothing more to do for."""
+        return self.played + len(self.elsewhere) + len(self.failed)
 
 
 def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
@@ -113,7 +118,8 @@ def run_cell(grid: Grid, going: Going, number: int) -> None:
     grids.check_same_grid(cells[number : number + 1], going.out)
     if len(cells) > 1:
         grids.write_grid(grid, cells, going.out)
-    refuse_failed(play_all([cells[number]], going))
+    cell = cells[number]
+    refuse_failed(play_all([cell], replace(going, out=cell.folder)))  # gone on with alone
 
 
 def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
@@ -125,7 +131,8 @@ def listed(grid: Grid, out: Path, arguments: Sequence[str]) -> list[str]:
         raise RecipeError("--list: the points of a search are not known before it has run")
     own = [word for word in arguments if word != "--list"]
     command = shlex.join(["fedstill", *own])
-    place = "" if any(w == "--out" or w.startswith("--out=") for w in own) else f" --out {out}"
+    told = any(word == "--out" or word.startswith("--out=") for word in own)
+    place = "" if told else f" --out {shlex.quote(str(out))}"
     cells = range(len(grids.first_cells(grid, out)))
     last = [f"{command}{place} --continue"] if grid.select else []
     return [*(f"{command}{place} --cell {number}" for number in cells), *last]
@@ -161,8 +168,8 @@ def refuse_failed(tally: Tally) -> None:
         from fedstill.core.errors import FedstillError
 
         raise FedstillError(
-            f"{len(tally.failed)} of {tally.total} runs failed; the others are kept, "
-            "and --continue tries these again"
+            f"{len(tally.failed)} of {tally.total} runs failed; the others are kept, and run with "
+            "--continue, or resume, tries these again"
         )
 
 
@@ -255,7 +262,7 @@ def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
     for cell in cells:
         title = f"{cell.title} seed {cell.recipe.run.seed}"
         if tally.total > 1:
-            title = f"{tally.played + 1}/{tally.total} {title}"
+            title = f"{tally.ended + 1}/{tally.total} {title}"
         try:
             with progress_bar(title, going.quiet) as watch:
                 grids.play(cell, watch, going.line, going.overrides)
@@ -306,10 +313,14 @@ def _handed_out(cells: Sequence[Cell], going: Going, tally: Tally, hands: Worker
             if told is not None and told["kind"] == worker.PULSE:
                 bars.on_the_way(number, told)
                 continue
+            if number not in at:  # it had nothing left to do, and ended
+                continue
             cell = at.pop(number)
             bars.end(number)
             if told is None:
-                tally.failed.append((cell, "its process ended"))
+                tally.failed.append((cell, hands.ended(number)))
+                if left:
+                    hands.begin(number)
             elif told["kind"] == worker.DONE:
                 _finished(cell, going, tally, bars.say)
                 bars.whole(tally.played)
@@ -317,58 +328,76 @@ def _handed_out(cells: Sequence[Cell], going: Going, tally: Tally, hands: Worker
                 tally.elsewhere.append(cell)
             else:
                 tally.failed.append((cell, told["text"]))
-            if told is not None:
-                next_for(number)
+            next_for(number)
 
 
 class Workers:
     """Processes that play cells; what they say comes into one queue, None where one has ended."""
 
     def __init__(self, count: int):
-        command = [sys.executable, "-m", "fedstill.runs.worker", str(count)]
+        self.command = [sys.executable, "-m", "fedstill.runs.worker", str(count)]
         self.answers: Queue[tuple[int, dict[str, Any] | None]] = Queue()
-        self.processes = [
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
-                start_new_session=True,  # a Ctrl-C is ours to pass on
-            )
-            for _ in range(count)
-        ]  # fmt: skip
-        numbers = range(count)
-        self.listening = [Thread(target=self._listen, args=(n,), daemon=True) for n in numbers]
-        for thread in self.listening:
-            thread.start()
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.listening: dict[int, Thread] = {}
+        for number in range(count):
+            self.begin(number)
 
-    def _listen(self, number: int) -> None:
-        stream = self.processes[number].stdout
-        assert stream is not None
-        for line in stream:
+    def begin(self, number: int) -> None:
+        """Begin a process at a place, where none is or has ended."""
+        process = self.processes[number] = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            encoding="utf-8", start_new_session=True,  # a Ctrl-C is ours to pass on
+        )  # fmt: skip
+        thread = Thread(target=self._listen, args=(number, process), daemon=True)
+        self.listening[number] = thread
+        thread.start()
+
+    def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
             self.answers.put((number, json.loads(line)))
         self.answers.put((number, None))
 
     def hand(self, number: int, job: str) -> None:
-        """Give a process its next cell."""
+        """Give a process its next cell; of one that has ended, that is heard soon."""
         stream = self.processes[number].stdin
         assert stream is not None
-        stream.write(job + "\n")
-        stream.flush()
+        with suppress(BrokenPipeError):
+            stream.write(job + "\n")
+            stream.flush()
+
+    def ended(self, number: int) -> str:
+        """Wait for the end of a process that says nothing more, and tell what it was."""
+        code = self._close(number)
+        if code >= 0:
+            return f"its process ended with code {code}"
+        memory = ", as happens where memory runs out" if -code == signal.SIGKILL else ""
+        return f"its process was ended by signal {-code}{memory}"
+
+    def _close(self, number: int) -> int:
+        """Wait for the end of a process, and give its exit code."""
+        process = self.processes[number]
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        code = process.wait()
+        self.listening[number].join()
+        process.stdout.close()
+        return code
 
     def kill(self) -> None:
         """End what is being played; what was written is whole at any moment."""
-        for process in self.processes:
+        for process in self.processes.values():
             process.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         """Wait for the end of what is being played."""
-        for process in self.processes:
-            if process.stdin is not None:
+        for process in self.processes.values():
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
                 process.stdin.close()
-            process.wait()
-        for thread in self.listening:
-            thread.join()
-        for process in self.processes:
-            if process.stdout is not None:
-                process.stdout.close()
+        for number in self.processes:
+            self._close(number)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ The number of threads is that of a run alone, so that the numbers are those of a
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import tomllib
@@ -89,5 +90,6 @@ def _say(answers: TextIO, answer: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
-    serve(sys.stdin, answers, int(sys.argv[1]))
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+        serve(sys.stdin, answers, int(sys.argv[1]))
