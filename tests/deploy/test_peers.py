@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,19 @@ def test_two_peers_of_whom_neither_listens_are_told_that_they_cannot_hear_each_o
     parties = played(joined(tmp_path, 1, Patience(start=2, step=2, gone=1)))
     assert "not connected within 2 s: west. Of two peers" in parties["south"].error
     assert "not connected within 2 s: south" in parties["west"].error
+
+
+def test_peers_do_not_begin_while_one_of_them_is_there_twice() -> None:
+    known: dict[str, list[bool | None]] = {"south": [False], "west": [True, None, None]}
+
+    def doubled(name: str) -> bool | None:  # not known at first: the one before may have ended
+        return known[name].pop() if len(known[name]) > 1 else known[name][0]
+
+    peers: Any = SimpleNamespace(others=[*known], mesh=SimpleNamespace(doubled=doubled))
+    with pytest.raises(SiteError, match="west: two processes are connected in its name"):
+        peer._check_single(peers)
+    known["west"] = [False, None]
+    peer._check_single(peers)
 
 
 def test_privacy_among_peers_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -30,10 +30,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @contextmanager
 def meeting(
-    folder: Path, authority: Authority, roster: tuple[str, ...] = NAMES, **unruly: Any
+    folder: Path,
+    authority: Authority,
+    roster: tuple[str, ...] = NAMES,
+    addresses: dict[str, str] | None = None,
+    **unruly: Any,
 ) -> Iterator[dict[str, ZenohMesh]]:
     """Everybody on the roster, each listening; whoever is unruly has other settings."""
-    ports = {name: f"127.0.0.1:{free_port()}" for name in NAMES}
+    ports = addresses or {name: f"127.0.0.1:{free_port()}" for name in NAMES}
     with ExitStack() as held:
         found = {}
         for name in NAMES:
@@ -121,3 +125,30 @@ def test_a_name_that_is_not_on_the_roster_sees_nobody_and_is_seen_by_nobody(
         assert south.fetch("north", "standing", 10) == b"for all"
         assert west.fetch("north", "standing", 1.0) is None
         assert west.here() == set() and north.here() == {"south"}
+
+
+def wait_until(true: Any, seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(true())
+
+
+def test_two_processes_in_one_name_are_noticed_and_so_is_the_end_of_one(
+    tmp_path: Path, authority: Authority
+) -> None:
+    ports = {name: f"127.0.0.1:{free_port()}" for name in NAMES}
+    with meeting(tmp_path, authority, addresses=ports) as mesh:
+        north = mesh["north"]
+        north.lingering = 0.5
+        assert north.present.wait_for(["south", "west"], 20) == set()
+        assert north.doubled("west") is False
+        own = trusting(joined(tmp_path / "copy", authority, "west"), authority)
+        settings = zenoh.of_peer(own, RUN, None, {"north": ports["north"], "south": None})
+        copy = ZenohMesh(zenoh.opened(settings), RUN, "west", ["north", "south"])
+        try:
+            assert wait_until(lambda: north.doubled("west") is True)
+            assert north.doubled("south") is False
+        finally:
+            copy.close()
+        assert wait_until(lambda: north.doubled("west") is False)

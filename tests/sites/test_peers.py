@@ -17,6 +17,7 @@ from fedstill.federation.topology import Ring
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.sites.away import Patience
+from fedstill.sites.exchange import TWICE
 from fedstill.sites.peers import Peers, Said, Standing
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.at_sites import STANDING, Meeting, ThreadMesh
@@ -125,6 +126,25 @@ def test_a_peer_that_slept_through_a_round_is_not_waited_for_until_the_deadline(
     assert heard() == b"a word"  # said before it went on
 
 
+def test_a_peer_that_is_there_twice_is_heard_in_neither_form_until_one_has_ended() -> None:
+    method, world, meeting = small(METHODS["desa"]), worlds.pictures(), Meeting()
+    own = peer(method, world, meeting, "c0", rounds=9)
+    for name in ("c1", "c2"):
+        other = ThreadMesh(meeting, name)
+        other.say("standing", codec.encode(Standing(STANDING.replace(node=name), 5, False)))
+        other.say("4/0", b"a word", "c0")
+        other.say("0/0", b"an early word", "c0")
+    meeting.twice.add("c1")
+    until = time.monotonic() + 600
+    assert own._fetched("c1", 4, 0, until) == TWICE
+    assert own.furthest() == 0  # one of two says where c1 is
+    assert own._fetched("c1", 0, 0, time.monotonic() + 0.3) == TWICE  # waited for before round 1
+    threading.Timer(0.3, meeting.twice.clear).start()
+    assert own._fetched("c1", 0, 0, until) == b"an early word"
+    assert own._fetched("c1", 4, 0, until) == b"a word"
+    assert own.furthest() == 5
+
+
 def test_a_returning_peer_sleeps_through_rounds_that_more_than_half_have_left(
     tmp_path: Path,
 ) -> None:
@@ -143,6 +163,39 @@ def test_a_returning_peer_sleeps_through_rounds_that_more_than_half_have_left(
     stands("c1", 10**9)
     stands("c2", 10**9)
     assert list(own.experiment.awake(9)) == ["c0", "c1", "c2"]  # the last round is not skipped
+
+
+def test_one_of_several_peers_cannot_make_another_skip_rounds_while_the_rest_are_away() -> None:
+    method, world = small(METHODS["desa"]), worlds.pictures((9, 10, 11, 9, 10))
+    meeting = Meeting()
+    own = peer(method, world, meeting, "c0", rounds=9)
+
+    def stands(name: str, round: int) -> ThreadMesh:
+        mesh, said = ThreadMesh(meeting, name), Standing(STANDING.replace(node=name), round, False)
+        mesh.say("standing", codec.encode(said))
+        return mesh
+
+    def away(mesh: ThreadMesh) -> None:
+        mesh.leave()
+        del meeting.said[mesh.me, None, "standing"]
+
+    stands("c1", 10**9)
+    assert own.furthest() == 0  # three of four are away
+    second = stands("c2", 7)
+    assert own.furthest() == 0  # two of four say so: not more than half
+    third = stands("c3", 6)
+    assert own.furthest() == 6
+    away(second)
+    away(third)
+    assert own.furthest() == 6  # what they said when they were last heard
+
+
+def test_of_two_peers_the_other_ones_word_is_enough() -> None:
+    method, world, meeting = small(METHODS["desa"]), worlds.pictures((9, 10)), Meeting()
+    own = peer(method, world, meeting, "c0", rounds=9)
+    said = Standing(STANDING.replace(node="c1"), 7, False)
+    ThreadMesh(meeting, "c1").say("standing", codec.encode(said))
+    assert own.furthest() == 7
 
 
 def test_a_peer_of_another_recipe_is_refused_with_both_values() -> None:

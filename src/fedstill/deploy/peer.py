@@ -19,6 +19,7 @@ from fedstill.runs.digest import of_recipe
 from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import zenoh
 from fedstill.sites.away import Patience
+from fedstill.sites.exchange import TWICE
 from fedstill.sites.peers import Peers
 from fedstill.sites.zenoh import ZenohMesh
 
@@ -114,6 +115,8 @@ def _among(
                 f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
                 "that do not hear each other, at least one must listen at an address"
             )
+        if not begun:
+            _check_single(peers)
         for peer, said in peers.standings(5.0).items():
             peers.check_standing(peer, said)
         yield
@@ -126,6 +129,16 @@ def _among(
         say("the run is over")
     finally:
         peers.close()
+
+
+def _check_single(peers: Peers) -> None:
+    """Refuse to begin where two processes are connected in one name."""
+    found = {peer: peers.mesh.doubled(peer) for peer in peers.others}
+    while None in found.values():  # the one before may just have ended
+        time.sleep(0.2)
+        found = {peer: peers.mesh.doubled(peer) for peer in peers.others}
+    if twice := [peer for peer, doubled in found.items() if doubled]:
+        raise SiteError(f"{', '.join(twice)}: {TWICE}, then start again")
 
 
 def _ended(peers: Peers) -> bool:

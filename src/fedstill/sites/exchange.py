@@ -19,6 +19,8 @@ IN_A_STEP = (
     "done meanwhile is not lost"
 )
 
+TWICE = "two processes are connected in its name, each with memories of its own; end one of them"
+
 
 @dataclass(frozen=True)
 class Silence:

@@ -8,7 +8,6 @@ nothing unasked takes anybody's memory, and one who returns finds what it missed
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from fedstill.engines.ranks.protocol import Left, Letter
 from fedstill.engines.scoring import Scores
 from fedstill.federation.sampling import Sampler
 from fedstill.sites.away import Patience, check_kind
+from fedstill.sites.exchange import TWICE
 from fedstill.sites.own_node import OwnNode
 from fedstill.sites.words import Hello
 from fedstill.wire import codec
@@ -83,6 +83,9 @@ class Mesh(Protocol):
     def lost(self, peer: NodeId, seconds: float) -> bool:
         """Whether a peer has not been connected for longer."""
 
+    def doubled(self, peer: NodeId) -> bool | None:
+        """Whether two processes are connected in a peer's name; None while it is not known."""
+
 
 class Peers(OwnNode):
     """One peer's own node, and the others as far as they are heard."""
@@ -102,6 +105,7 @@ class Peers(OwnNode):
         self.others = [c for c in self.population.clients if c != self.me]
         self.round = 0  # where it stands
         self._kinds = kinds_of(inner.experiment.method)
+        self._claimed: dict[NodeId, int] = {}  # the round that each of the others last named
         self._pool = ThreadPoolExecutor(max(1, len(self.others)))
 
     def load(self, folder: Path, *, digest: str | None) -> Saved | None:
@@ -173,9 +177,18 @@ class Peers(OwnNode):
         }
 
     def _fetched(self, peer: NodeId, round: int, number: int, until: float) -> bytes | str:
-        """A peer's word; before the first round nobody is given up, since all must agree there."""
-        name, silent = f"{round}/{number}", False
+        """A peer's word; before the first round nobody is given up, since all must agree there.
+
+        Of two processes in one name neither is heard: each would say something else.
+        """
+        name, silent, doubled = f"{round}/{number}", False, None
         while (left := until - time.monotonic()) > 0:
+            doubled = self.mesh.doubled(peer)
+            if doubled and round:
+                return TWICE
+            if doubled is not False:
+                time.sleep(min(left, 0.1))  # the one before may just have ended
+                continue
             data = self.mesh.fetch(peer, name, min(left, PIECE))
             if data is not None:
                 return data or "it is rounds further and no longer keeps what it said then"
@@ -184,7 +197,7 @@ class Peers(OwnNode):
             if round and self.mesh.lost(peer, self.patience.gone):
                 return "its connection is lost"
             silent = round > 0 and self._beyond(peer, round)  # then it is asked once more
-        return "nothing was heard in time"
+        return TWICE if doubled else "nothing was heard in time"
 
     def _beyond(self, peer: NodeId, round: int) -> bool:
         """Whether a peer says that it has left a round, of which it then says nothing new."""
@@ -233,6 +246,8 @@ class Peers(OwnNode):
         return {peer: said for peer, said in found.items() if said is not None}
 
     def _standing_of(self, peer: NodeId, seconds: float) -> Standing | None:
+        if self.mesh.doubled(peer) is not False:
+            return None  # one of two would answer, and nobody knows which
         data = self.mesh.fetch(peer, STANDING, seconds)
         try:
             said = None if data is None else codec.decode(data, Standing)
@@ -241,10 +256,15 @@ class Peers(OwnNode):
         return said if said is not None and said.hello.node == peer else None
 
     def furthest(self) -> int:
-        """The round that more than half of the others have reached; one alone cannot say so."""
-        rounds = [said.round for said in self.standings().values()]
-        most = self.experiment.rounds
-        return min(most, statistics.median_low(rounds)) if rounds else 0
+        """The round that more than half of all others say they have reached.
+
+        One who is away confirms nothing but what it said when it was last heard, so the fewer are
+        heard, the more of them must agree; no round is skipped on the word of one among several.
+        """
+        self._claimed |= {peer: said.round for peer, said in self.standings().items()}
+        claimed = sorted(self._claimed.values(), reverse=True)
+        needed = len(self.others) // 2 + 1
+        return min(self.experiment.rounds, claimed[needed - 1]) if len(claimed) >= needed else 0
 
     def check_standing(self, peer: NodeId, said: Standing) -> None:
         """Refuse a peer that has agreed to something else, with both values."""

@@ -23,7 +23,7 @@ import zenoh
 from fedstill.core.errors import SiteError
 from fedstill.core.records import NodeId
 from fedstill.sites.credentials import Credentials
-from fedstill.sites.exchange import IN_A_STEP, Silence, Stopped
+from fedstill.sites.exchange import IN_A_STEP, TWICE, Silence, Stopped
 
 COORDINATOR = "coordinator"  # the name in its certificate
 MOST_BYTES = 1 << 30  # of a message, before any of it is decoded
@@ -35,8 +35,6 @@ AGAIN = 30.0  # seconds after which a question is asked again
 MOST_WAITING = 64  # questions for one word that is not said yet
 MOST_WORDS = 4096  # such words
 MOST_ASKERS = 4  # of the same question there; those before have hung up
-
-TWICE = "two processes are connected in its name, each with memories of its own; end one of them"
 
 _SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
 _ASKED = ["query", "liveliness_query", "declare_liveliness_subscriber"]
@@ -378,8 +376,16 @@ class Calls:
 class ZenohMesh:
     """What a peer has said lies here by name; others ask for it, and wait until it is there."""
 
-    def __init__(self, session: Session, run: str, me: NodeId, others: Sequence[NodeId]):
-        self.session, self.run, self.me = session, run, me
+    def __init__(
+        self,
+        session: Session,
+        run: str,
+        me: NodeId,
+        others: Sequence[NodeId],
+        *,
+        lingering: float = LINGERING,
+    ):
+        self.session, self.run, self.me, self.lingering = session, run, me, lingering
         self.present = Here(session, run, others)
         self._said: dict[str, bytes] = {}
         self._waiting: dict[str, list[zenoh.Query]] = {}
@@ -438,6 +444,10 @@ class ZenohMesh:
     def lost(self, peer: NodeId, seconds: float) -> bool:
         """Whether a peer has not been connected for longer."""
         return self.present.lost(peer, seconds)
+
+    def doubled(self, peer: NodeId) -> bool | None:
+        """Whether two processes are connected in a peer's name; None while it is not known."""
+        return self.present.doubled(peer, self.lingering)
 
     def close(self) -> None:
         """Hang up."""

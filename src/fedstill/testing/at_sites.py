@@ -71,6 +71,7 @@ class Meeting:
     def __init__(self) -> None:
         self.said: dict[tuple[NodeId, NodeId | None, str], bytes] = {}
         self.present: set[NodeId] = set()
+        self.twice: set[NodeId] = set()  # in whose names two are there
         self.changed = threading.Condition()
 
 
@@ -105,6 +106,10 @@ class ThreadMesh:
     def lost(self, peer: NodeId, seconds: float) -> bool:
         """Who is not there has left long ago."""
         return peer not in self.meeting.present
+
+    def doubled(self, peer: NodeId) -> bool | None:
+        """Whether somebody said so."""
+        return peer in self.meeting.twice
 
     def leave(self) -> None:
         """Be no longer there."""
