@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import threading
 import time
 import tomllib
@@ -627,3 +628,18 @@ def test_a_run_that_begins_anew_or_with_other_data_has_other_noise(tmp_path: Pat
     )
     (tmp_path / "noise.key").unlink()  # as with all that was kept of the run
     assert sites.noise_key(tmp_path, "these data") != first
+
+
+def test_a_private_site_does_not_start_from_a_copy_of_its_folder(tmp_path: Path) -> None:
+    """Both would have the same noise and a ledger each; who asked both would learn twice."""
+    first, copy, moved = (tmp_path / name for name in ("first", "copy", "moved"))
+    first.mkdir()
+    key = sites.noise_key(first, "these data")
+    assert sites.noise_key(first, "these data") == key
+    shutil.copytree(first, copy)
+    with pytest.raises(SiteError, match=r"noise\.key is a copy: expected the file number \d+"):
+        sites.noise_key(copy, "these data")
+    first.rename(moved)
+    assert sites.noise_key(moved, "these data") == key  # a folder may move
+    (copy / "noise.place").unlink()  # a person has said that the other one is gone
+    assert sites.noise_key(copy, "these data") == key

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.errors import SiteError
-from fedstill.core.files import write_secret
+from fedstill.core.files import write_secret, write_whole
 from fedstill.data import Collection
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment, OwnTable
@@ -244,14 +244,35 @@ def noise_key(folder: Path, content: str) -> bytes:
     They lie with the memories of a run, and are joined with what the data are: a run that begins
     anew, or with other data, never has the noise of the one before.
     """
-    path = folder / "noise.key"
+    path, place = folder / "noise.key", folder / "noise.place"
     with folders.writing(folder):
         if not path.exists():
+            place.unlink(missing_ok=True)
             write_secret(path, secrets.token_bytes(32))
+        check_original(path, place)
         key = path.read_bytes()
     if len(key) != 32:
         raise SiteError(f"{path} has {len(key)} bytes, not 32; noise cannot be made again with it")
     return hmac.digest(key, content.encode(), "sha256")
+
+
+def check_original(path: Path, place: Path) -> None:
+    """Refuse a copy of a file, such as a noise key in a copied folder.
+
+    Beside it lies where it was when it was first used: its number in the file system, which moving
+    its folder leaves as it is and copying does not.
+    """
+    here = str(path.stat().st_ino)
+    if not place.exists():
+        write_whole(place, here)
+    elif place.read_text().strip() != here:
+        raise SiteError(
+            f"{path} is a copy: expected the file number {place.read_text()[:20].strip()}, found "
+            f"{here}. The site that it was copied from would use the same noise with a ledger of "
+            "its own, and both together would spend more than the budget. Start that one. If it "
+            f"is gone for good, and gave no answer after this copy was made, remove {place} and "
+            "start again"
+        )
 
 
 def told(line: Line) -> str:
