@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fedstill.channels import TopK
+from fedstill.channels import LowRank, TopK
 from fedstill.channels.coded import Layer
 from fedstill.core.errors import LONGEST, BadValue, SiteError
 from fedstill.core.method import Method
@@ -22,6 +23,7 @@ from fedstill.federation.sampling import Sample
 from fedstill.logbook.reader import read_rows
 from fedstill.logbook.writer import FolderLog, MemoryLog
 from fedstill.methods import METHODS
+from fedstill.methods.fedavg import Up
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.away import Patience
@@ -216,7 +218,7 @@ class Lying:
 
 def played_with(lie: Callable[[Acted], Acted], log: Any, **options: Any) -> None:
     method, world = small(METHODS["fedavg"]), worlds.pictures()
-    there = at_sites.sites(method, world, rounds=1)
+    there = at_sites.sites(method, world, rounds=1, channels=options.get("channels", ()))
     options = {"rounds": 1, "bad_messages": "leave_out", **options}
     run(at_sites.away(method, world, there, lambda line: Lying(line, lie), **options), log)
 
@@ -232,6 +234,58 @@ def test_a_letter_in_too_many_layers_is_an_absence() -> None:
     played_with(wrapped, log)
     (note,) = [note for note in log.notes if note.node == "c1"]
     assert note.text.endswith("Up: coded by 5000 channels, the limit is 64")
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [(LowRank(),), (TopK(share=0.001),), (LowRank(), LowRank())],
+    ids=["low_rank", "top_k", "low_rank twice"],
+)
+def test_a_few_bytes_that_announce_a_huge_tensor_are_refused_before_they_are_decoded(
+    channels: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have been made first and then compared with the network: 1.6 GB from 0.6 MB."""
+    decoded: list[int] = []
+    for kind in (LowRank, TopK):
+        whole = kind.decode
+
+        def small(self: Any, parts: Any, shape: tuple[int, ...], whole: Any = whole) -> Any:
+            decoded.append(math.prod(shape))
+            if decoded[-1] > 10**6:
+                raise RuntimeError("too large")
+            return whole(self, parts, shape)
+
+        monkeypatch.setattr(kind, "decode", small)
+    side = 20_000
+    thin = {"left": torch.zeros(side, 4), "right": torch.zeros(side, 4)}
+    count = math.ceil(0.001 * side**2)
+    few = {"values": torch.zeros(count), "places": torch.zeros(count, dtype=torch.int32)}
+
+    def huge(said: Acted) -> Acted:
+        (letter,) = said.letters
+        message = codec.decode(as_bytes(letter.data), Up)
+        if len(channels) == 1:  # what the message becomes
+            name, parts = "conv0.weight", few if isinstance(channels[0], TopK) else thin
+            message.weights[name] = torch.empty(0, side, side)
+            layers = [Layer({f"weights.{name}": parts})]
+        else:  # or what the first layer makes of the second
+            name = next(n for n, t in message.weights.items() if t.dim() > 1 and t.numel() > 16)
+            shape = message.weights[name].shape
+            message.weights[name] = torch.empty(0, *shape)
+            inner = {"left": torch.empty(0, side, side), "right": torch.empty(0, 4)}
+            coded = {f"weights.{name}": inner}
+            layers = [Layer({f"parts.weights.{name}.left": thin}), Layer(coded)]
+        encoded = tuple(as_tensor(codec.encode(layer)) for layer in layers)
+        data = as_tensor(codec.encode(message))
+        return said.replace(letters=(letter.replace(data=data, layers=encoded),))
+
+    log = MemoryLog()
+    played_with(huge, log, channels=channels)
+    (note,) = [note for note in log.notes if note.node == "c1"]
+    assert note.kind == "left out"
+    expected = "whose parts take" if len(channels) > 1 else "conv0.weight is (20000, 20000) and not"
+    assert expected in note.text, note.text
+    assert max(decoded, default=0) <= 10**6
 
 
 def renamed(letter: Letter, name: str) -> Letter:

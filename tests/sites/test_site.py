@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from fedstill.channels import TopK
+from fedstill.channels.coded import Layer
 from fedstill.core.errors import LONGEST, BadValue, SiteError, WireError, told
 from fedstill.core.method import Method, Scored, at_clients, at_server
 from fedstill.core.node import SERVER, Inbox, Node
 from fedstill.core.records import Message, State, Weights
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
-from fedstill.engines.ranks.letters import Letters, kinds_of, packed
+from fedstill.engines.ranks.letters import Letters, as_bytes, as_tensor, kinds_of, packed
+from fedstill.engines.ranks.protocol import Letter
 from fedstill.federation.budget import calibrated
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.methods.fedavg import Down, Up
 from fedstill.privacy.accounting import Releases, epsilon_of_releases
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
@@ -190,6 +193,30 @@ def test_a_coordinator_that_sends_nonsense_is_refused_too() -> None:
         places, enclosed = letters.enclosed({"c0": {"server": down(strange)}})
         text = refusal(there, act(inbox=places["c0"], letters=enclosed))
         assert text.startswith("server sent") and why in text, text
+
+
+def test_what_comes_coded_or_is_of_another_kind_reaches_no_step(tmp_path: Path) -> None:
+    """Such a message was judged by hints that allow everything, or by those of another step."""
+    played: list[str] = []
+    site = at_sites.sites(small(METHODS["fedavg"]), worlds.pictures(), tmp_path)["c0"]
+    play: Any = site.engine.play
+
+    def watched(step: Any, *more: Any) -> Any:
+        played.append(step.name)
+        return play(step, *more)
+
+    site.engine.play = watched  # type: ignore[method-assign]
+    asked = broadcast()
+    layer = as_tensor(codec.encode(Layer({"weights.head.bias": {"values": torch.ones(9)}})))
+    coded = asked.letters[0].replace(layers=(layer,))
+    text = refusal(site, replace(asked, letters=(coded,)))
+    assert text == "server sent Coded, but update reads Down"
+    weights = codec.decode(as_bytes(asked.letters[0].data), Down).weights
+    other = Letter(1, as_tensor(codec.encode(Up(weights, 1))), ())
+    text = refusal(site, replace(asked, letters=(other,)))
+    assert text == "server sent Up, but update reads Down"
+    assert played == []
+    assert isinstance(words.read(site.answer(words.written(asked))), Acted)
 
 
 def test_a_hello_of_another_recipe_or_version_is_refused_with_both_values(site: Site) -> None:

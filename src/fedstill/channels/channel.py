@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Generator
 
@@ -38,6 +39,10 @@ class Channel:
     """
 
     directions: tuple[Direction, ...] = ("up", "down")  # ways on which it acts; also "peer"
+
+    keeps_shapes: ClassVar[bool] = False
+    """Whether a message that is read has the very shapes that the coded one announces; then one of
+    wrong shapes is refused before it is decoded."""
 
     def __post_init__(self) -> None:
         wrong = [*ranges.faults(self), *self.faults()]

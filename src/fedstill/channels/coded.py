@@ -47,6 +47,16 @@ class Coded(Message):
         coded = [places[name] for name in self.parts if name in places]
         return inner + sum(math.prod(p.shape[1:]) * p.element_size() for p in coded)
 
+    def announced(self) -> Message:
+        """The message that it says it is: what is to be decoded has a shape, and no memory."""
+
+        def promised(name: str, place: Tensor) -> Tensor:
+            return place.new_empty(place.shape[1:], device="meta") if name in self.parts else place
+
+        items = trees.named_tensors(self.rest)
+        message = trees.with_tensors(self.rest, [promised(*item) for item in items])
+        return message.announced() if isinstance(message, Coded) else message
+
     def restored(self, decode: Callable[[Parts, tuple[int, ...]], Tensor]) -> Message:
         """The message with every coded tensor made from its parts and its shape.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Generator, Tensor
 
@@ -50,6 +50,8 @@ class TensorChannel(Channel):
     least: Count = 16  # entries of a tensor that is coded
     of_change: bool = False
     feedback: bool = False
+
+    keeps_shapes: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, rng: Generator) -> Parts:
         """What travels in place of a floating tensor; whatever is drawn comes from `rng`."""

@@ -193,6 +193,19 @@ def refusal(
     return said
 
 
+def early_refusal(method: Any, node: Any, sender: str, message: Message) -> str | None:
+    """Why a node will refuse a message, by names, shapes and types alone; None if that is open.
+
+    Its tensors that are still to be decoded are on the device meta: they have no numbers yet, and
+    take no memory. A method that asks for such numbers is asked again when they are there.
+    """
+    try:
+        said: str | None = method.wrong(node, sender, message)
+    except Exception:
+        return None
+    return said
+
+
 def strange_numbers(message: Record, bad: Sequence[str]) -> str:
     """What is wrong with tensors that are not finite or hold immense numbers."""
     lost = algebra.not_finite(message)
@@ -335,7 +348,7 @@ class _Looking:
         """Whether numbers lie where they may; one look at a device for all that lie there."""
         apart: dict[torch.device, list[tuple[str, Tensor, float, float]]] = {}
         for bound in self.bounds:
-            if bound[1].numel():
+            if bound[1].numel() and not bound[1].is_meta:  # there, a number is still to be made
                 apart.setdefault(bound[1].device, []).append(bound)
         for bounds in apart.values():
             with torch.no_grad():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from fedstill.channels import Channel, received
 from fedstill.channels.coded import Coded, unwrapped
 from fedstill.core.algebra import not_finite
-from fedstill.core.content import LARGEST, refusal, strange_numbers
+from fedstill.core.content import LARGEST, early_refusal, refusal, strange_numbers
 from fedstill.core.errors import LONGEST, BadMessage, WireError, told
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
@@ -23,6 +23,9 @@ SAID_BY = (
     "What its messages hold a method says by their hints, for weights by network_for, and by "
     "layout where a part of a network travels"
 )
+
+GROWTH = 8  # times a message's own size that the parts of one channel may take once decoded
+SMALL = 1 << 20  # bytes of a message below which it counts as so large
 
 
 class Hearing(Protocol):
@@ -101,6 +104,10 @@ class Post:
                     continue
                 opened = message
                 if direction is not None:
+                    if self._announces(message, direction) and not self._expected(
+                        message, sender, hearers, round, step, known
+                    ):
+                        continue
                     decoded = self._decoded(message, direction, heard, sender, round, step)
                     if decoded is None:
                         continue
@@ -190,18 +197,37 @@ class Post:
         self._leave_out(round, sender, text, "Lower the learning rate, or set")
         return False
 
+    def _announces(self, message: Message, direction: Direction) -> TypeGuard[Coded]:
+        """Whether a message says of which shapes the one is that its hearers will read."""
+        on_its_way = [channel for channel in self.channels if direction in channel.directions]
+        return isinstance(message, Coded) and all(channel.keeps_shapes for channel in on_its_way)
+
+    def _expected(
+        self, message: Coded, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step,
+        known: dict[NodeId, Node[Any]],
+    ) -> bool:  # fmt: skip
+        """Whether a coded message announces one that can be used.
+
+        A few bytes can stand for a tensor that fills the memory, so the method is asked before
+        anything is decoded.
+        """
+        if sender == SERVER:  # it speaks here, and to all
+            return True
+        whole = message.announced()
+        asked = self._asked(hearers, round, known)
+        said = (early_refusal(step.method, reader, sender, whole) for reader in asked)
+        why = next((line for line in said if line is not None), None) or _overgrown(message, whole)
+        if why is None:
+            return True
+        self.leave_out(round, step, sender, why)
+        return False
+
     def _usable(
         self, message: Message, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step,
         known: dict[NodeId, Node[Any]],
     ) -> bool:  # fmt: skip
-        """Whether the method finds nothing wrong in a message.
-
-        It is asked for the first hearer, and for the first of those with any other network.
-        """
-        if self.readers is None or not hearers:
-            return True
-        first = self._reader(hearers[0], round, known)
-        asked = [first, *(self._reader(other, round, known) for other in _unlike(first, hearers))]
+        """Whether the method finds nothing wrong in a message."""
+        asked = self._asked(hearers, round, known)
         said = (refusal(step.method, reader, sender, message, finite=True) for reader in asked)
         why = next((line for line in said if line is not None), None)
         if why is None:
@@ -210,6 +236,15 @@ class Post:
             raise BadMessage(f"{sender} {why} ({step.title}, round {round}). {SAID_BY}")
         self.leave_out(round, step, sender, why)
         return False
+
+    def _asked(
+        self, hearers: Sequence[NodeId], round: int, known: dict[NodeId, Node[Any]]
+    ) -> list[Node[Any]]:
+        """Who judges a message: the first hearer, and the first of those with any other network."""
+        if self.readers is None or not hearers:
+            return []
+        first = self._reader(hearers[0], round, known)
+        return [first, *(self._reader(other, round, known) for other in _unlike(first, hearers))]
 
     def _reader(self, hearer: NodeId, round: int, known: dict[NodeId, Node[Any]]) -> Node[Any]:
         assert self.readers is not None
@@ -246,6 +281,16 @@ class Post:
             )
             self.floats += floats
             self.bytes += sizes[name]
+
+
+def _overgrown(message: Coded, whole: Message) -> str | None:
+    """Why what several channels coded would take far more memory on its way than at its end."""
+    size, layers = sum(whole.bytes().values()), len(unwrapped(message)[1])
+    most, needed = GROWTH * layers * max(size, SMALL), message.decoded_bytes()
+    if needed <= most:
+        return None
+    kind = type(whole).__name__
+    return f"sent {kind} of {size} bytes whose parts take {needed} once decoded; at most {most} may"
 
 
 def _unlike(first: Node[Any], hearers: Sequence[NodeId]) -> list[NodeId]:

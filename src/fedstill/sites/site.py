@@ -20,7 +20,7 @@ from typing import cast
 
 from fedstill.core import content, ranges
 from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError, told
-from fedstill.core.method import Method, Place, plan_of
+from fedstill.core.method import Method, Place, Step, plan_of
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Direction, Message, NodeId, Record
@@ -282,7 +282,7 @@ class Site:
         letters = Letters(self.kinds, self.held, codec.STRANGERS)
         messages = letters.opened(act.letters, engine.device)
         inbox = Inbox({sender: at_place(messages, place) for sender, place in act.inbox.items()})
-        self._check_heard(inbox, act.round)
+        self._check_heard(self.steps[act.step], inbox, act.round)
         self.keeper.recall(act.after, act.channels)
         if self.private:
             self.keeper.recall_ledger(content)
@@ -301,11 +301,19 @@ class Site:
             act.run, name, act.round, act.number, act.step, left, enclosed, marks[0], marks[1]
         )
 
-    def _check_heard(self, inbox: Inbox[Message], round: int) -> None:
-        """Refuse what cannot be used, whoever sent it: a site does not trust its coordinator."""
+    def _check_heard(self, step: Step, inbox: Inbox[Message], round: int) -> None:
+        """Refuse what cannot be used, whoever sent it: a site does not trust its coordinator.
+
+        A message of another kind, or one that is still coded, would be judged by other hints.
+        """
         experiment = self.engine.experiment
         reader = experiment.reader(self.name, round)
         for sender, message in inbox.items():
+            if step.reads is not None and not isinstance(message, step.reads):
+                raise SiteError(
+                    f"{told(sender)} sent {type(message).__name__}, but {step.name} reads "
+                    f"{step.reads.__name__}"
+                )
             if why := content.refusal(experiment.method, reader, sender, message):
                 raise SiteError(f"{told(sender)} {told(why)}")
 
