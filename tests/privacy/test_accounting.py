@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import pytest
 
 from fedstill.core.errors import BadValue
+from fedstill.core.node import COUNTS
 from fedstill.core.release import Spending, Use
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import (
+    COUNTS_SHARE,
     Releases,
+    accountant,
     delta_of,
     epsilon_of,
     epsilon_of_releases,
@@ -151,3 +156,84 @@ def test_what_was_planned_is_granted_without_adding_up(monkeypatch: pytest.Monke
     ledger.spend(row(2.0, 2, rate=0.1))
     with pytest.raises(BudgetSpent):
         ledger.spend(row(2.0, 1, rate=0.1))
+
+
+Cost = Callable[[list[float]], Sequence[float]]  # δ at each of rising ε
+
+
+def together(counts: float, costs: Sequence[Cost], epsilon: float) -> float:
+    """The δ at ε of noisy counts with this μ and then of the worst of several that may follow.
+
+    Which follows is chosen by the counts, so by their privacy loss, in the worst way. By the
+    trapezoidal rule over losses.
+    """
+    law = NormalDist(counts**2 / 2, counts)
+    losses = [law.mean + counts * (8 - at / 50) for at in range(801)]
+    every = [cost([epsilon - loss for loss in losses]) for cost in costs]
+    worst = [max(each) for each in zip(*every, strict=True)]
+    return sum(law.pdf(loss) * cost for loss, cost in zip(losses, worst, strict=True)) * counts / 50
+
+
+def sampled_cost(sigma: float, rate: float, number: int) -> Cost:
+    dp = accountant()
+    total = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma))
+    total.compose(dp.SelfComposedDpEvent(event, number))
+    return lambda epsilons: [float(cost) for cost in total.get_delta(epsilons)]
+
+
+def test_rates_that_follow_from_noisy_counts_cost_no_more_than_the_budget() -> None:
+    """Each of them, added up as if it were fixed in advance, would; the worse of two would not."""
+    pytest.importorskip("dp_accounting")
+    epsilon, delta = 4.0, 1e-5
+    counts = mu_of(epsilon, delta) * math.sqrt(COUNTS_SHARE)
+    kinds = [(0.002, 10), (1.0, 4)]
+
+    def worst(found: Callable[[Releases], float]) -> float:
+        costs = [
+            sampled_cost(found(Releases(1.0, rate, number)), rate, number) for rate, number in kinds
+        ]
+        return together(counts, costs, epsilon)
+
+    told = [Releases(1 / counts, 1.0, 1)]
+    assert worst(lambda plan: sigma_of_plan([plan], epsilon, delta, told)) > 1.05 * delta
+    after = worst(lambda plan: sigma_of_plan([plan], epsilon, delta, counts=counts))
+    assert after <= delta
+
+
+@pytest.mark.parametrize("number", [4, 200])
+def test_what_follows_from_counts_costs_its_budget_and_a_little_more_than_if_it_were_fixed(
+    number: int,
+) -> None:
+    pytest.importorskip("dp_accounting")
+    counts = 1 / (mu_of(4.0, 1e-5) * math.sqrt(COUNTS_SHARE))
+    told, sgd = Use(COUNTS, 1, sigma=counts), Use("DP-SGD", number, 0.05)
+    sigma = calibrated([told, sgd], 4.0, 1e-5)
+    rows = [
+        Spending(1, "update", "a", COUNTS, counts, 1.0, 1),
+        Spending(1, "update", "a", "DP-SGD", sigma, 0.05, number),
+    ]
+    assert 3.99 < composed(rows, 1e-5) <= 4.0
+    fixed = calibrated([told._replace(mechanism="another"), sgd], 4.0, 1e-5)
+    assert fixed < sigma < 1.15 * fixed
+
+
+def test_releases_of_whole_data_cost_the_same_whatever_the_counts_are() -> None:
+    counts = 1 / (mu_of(4.0, 1e-5) * math.sqrt(COUNTS_SHARE))
+    sigma = calibrated([Use(COUNTS, 1, sigma=counts), Use("class sums", 4)], 4.0, 1e-5)
+    assert sigma == pytest.approx(sigma_for(4.0, 1e-5, 4) / math.sqrt(1 - COUNTS_SHARE))
+    # But a batch that happens to hold all records follows from them, and so does its noise.
+    whole = calibrated([Use(COUNTS, 1, sigma=counts), Use("DP-SGD", 4)], 4.0, 1e-5)
+    assert sigma < whole < 1.1 * sigma
+
+
+def test_samples_that_were_not_planned_are_refused_though_the_budget_would_do() -> None:
+    plan = {"a": [row(5.0, 10, rate=0.1)]}
+    ledger = Ledger(4.0, 1e-5, plan)
+    ledger.spend(row(5.0, 6, rate=0.1))
+    ledger.spend(row(5.0, 4, rate=0.1))
+    with pytest.raises(BudgetSpent, match=r"1 releases of .* at rate 0\.1 beyond what was planned"):
+        ledger.spend(row(5.0, 1, rate=0.1))
+    with pytest.raises(BudgetSpent, match="beyond what was planned"):
+        ledger.spend(row(5.0, 1, rate=0.2))
+    assert sum(each.releases for each in ledger.rows["a"]) == 10

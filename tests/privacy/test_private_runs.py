@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -392,6 +393,23 @@ def test_a_site_with_private_labels_finds_its_noise_for_the_counts_that_it_tells
     for node, rows in by_node(log.privacy).items():
         assert [row.rate for row in rows] == [use.rate for use in ready.privacy.plan.uses[node]]
         assert composed(rows, 1e-3) <= 4
+
+
+def test_with_private_labels_rates_and_steps_follow_from_noisy_counts_alone() -> None:
+    cpu, private = Execution(device="cpu"), replace(BUDGET, labels="private")
+    world = worlds.pictures()
+    ready = calibrated(Experiment(method("fedavg", batch_size=5), world, privacy=private), cpu)
+    assert ready.privacy is not None and ready.privacy.plan is not None
+    engine = InProcess(ready, cpu)
+    exact = []
+    for name in world.clients:
+        told = len(engine.node(name, 1, "update").data)
+        uses = [use for use in ready.privacy.plan.uses[name] if use.mechanism == "DP-SGD"]
+        epochs = ready.method.epochs  # type: ignore[attr-defined]
+        wanted = (min(1.0, 5 / told), epochs * math.ceil(told / 5))
+        assert uses and {(use.rate, use.releases) for use in uses} == {wanted}
+        exact.append(told == len(world.party(name).data))
+    assert not all(exact)
 
 
 def test_a_site_with_a_key_makes_other_noise_than_the_seed_tells() -> None:

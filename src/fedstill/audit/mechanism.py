@@ -28,13 +28,13 @@ from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import LossOn
 from fedstill.core.model import Model
 from fedstill.core.ranges import Count, Share, Whole
-from fedstill.core.release import Spending, Terms, Use
+from fedstill.core.release import SUMS, Spending, Terms, Use
 from fedstill.core.seeds import draw, generator
 from fedstill.engines.engine import autograd_gradient, functional_gradient
 from fedstill.models import MLP
 from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.learning import SGD_USE, private_training
-from fedstill.parts.released import SUMS, Releasing
+from fedstill.parts.released import Releasing
 from fedstill.parts.synthetic_sets import SyntheticSet
 from fedstill.privacy.accounting import epsilon_of, mu_of
 

@@ -21,6 +21,8 @@ from fedstill.core.convolutions import by_example
 from fedstill.core.mechanism import Gradient, LossOn, Scored, per_example
 from fedstill.core.records import NodeId, Weights
 
+SUMS = "class sums"  # the mechanism that looks at all records of a class
+
 
 class Use(NamedTuple):
     """What a step wants to do with private records: so many releases of one kind.

@@ -135,7 +135,7 @@ def _summed(uses: Sequence[Use], *, rounded: bool = False) -> tuple[tuple[Use, i
     """
     found: dict[Use, int] = {}
     for use in uses:
-        kind = use._replace(mechanism="", releases=0)
+        kind = use._replace(releases=0)
         if rounded and use.rate < 1:
             kind = kind._replace(rate=min(1.0, 1.02 ** ceil(log(use.rate) / log(1.02))))
         found[kind] = found.get(kind, 0) + use.releases

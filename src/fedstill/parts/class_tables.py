@@ -14,8 +14,7 @@ from fedstill.core import Batch, Data, Lazy, Loop, Model, Node, Positional, Reco
 from fedstill.core.content import Axes
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
-from fedstill.core.release import Use, class_sums
-from fedstill.parts.released import SUMS
+from fedstill.core.release import SUMS, Use, class_sums
 from fedstill.parts.robust import MEAN, Aggregation, joined_rows
 from fedstill.parts.synthetic_sets import mean_over_holders
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedstill.core import Data, Lazy, Loop, Model, Node, Weights, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
-from fedstill.core.release import Use, class_sums
+from fedstill.core.release import SUMS, Use, class_sums
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
 from fedstill.parts.synthetic_sets import SyntheticSet
@@ -27,7 +27,6 @@ from fedstill.parts.synthetic_sets import SyntheticSet
 if TYPE_CHECKING:
     from fedstill.parts.distribution_matching import Matching
 
-SUMS = "class sums"
 NUMBERS = 2**23  # outputs that are looked at together
 AT_A_TIME = {"cpu": 256, "cuda": 512}  # records of a class
 

@@ -3,6 +3,9 @@
 Releases of whole data with normal noise compose exactly: μ² = Σ 1/σ² (Dong, Roth, Su 2022), and
 (ε, δ) follows from μ in closed form (Balle, Wang 2018). Where records were sampled, an accountant
 of privacy loss distributions is asked: the package dp-accounting, of the extra `dp`.
+
+An accountant adds up releases whose rates and noise are fixed in advance. Those that follow from
+noisy counts are not: see `_after_counts`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import erfc, exp, log, sqrt
+from math import erfc, exp, inf, isfinite, log, sqrt
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from fedstill.core.errors import BadValue
@@ -19,6 +23,10 @@ from fedstill.core.errors import BadValue
 INTERVAL = 1e-3  # of the accountant's grid of privacy losses; it rounds to the safe side
 LEAST_SIGMA = 0.05  # no noise below this is looked for
 TOLERANCE = 1e-3  # of ε, by which a plan may cost less than its budget
+COUNTS_SHARE = 0.05  # of μ², which noisy class counts take where labels are private
+STEEPNESS = 0.7  # of how δ falls with ε, samples against normal noise: about what training has
+TAIL = 1e-9  # of δ: as much as counts may be further off than is looked at
+POINTS = 128  # at which δ is looked at, on either side
 
 
 class Releases(NamedTuple):
@@ -64,8 +72,11 @@ def sigma_for(epsilon: float, delta: float, releases: int) -> float:
     return sqrt(releases) / mu_of(epsilon, delta)
 
 
-def epsilon_of_releases(releases: Sequence[Releases], delta: float) -> float:
-    """The ε of all these releases together: closed form, or the accountant where some sampled."""
+def epsilon_of_releases(releases: Sequence[Releases], delta: float, counts: float = 0.0) -> float:
+    """The ε of all these releases together: closed form, or the accountant where some sampled.
+
+    `counts` is the μ of noisy counts that were told before, where rates follow from them.
+    """
     alike: dict[tuple[float, float], int] = {}
     for sigma, rate, count in releases:
         if count and rate > 0:
@@ -76,31 +87,36 @@ def epsilon_of_releases(releases: Sequence[Releases], delta: float) -> float:
     sampled = tuple(
         Releases(sigma, rate, count) for (sigma, rate), count in sorted(alike.items()) if rate < 1
     )
-    if not sampled:
-        return epsilon_of(sqrt(squared), delta)
-    return _accounted(squared, sampled, delta)
+    if counts:
+        return _after_counts(counts, squared, sampled, delta)
+    return _accounted(squared, sampled, delta) if sampled else epsilon_of(sqrt(squared), delta)
 
 
 def sigma_of_plan(
-    plan: Sequence[Releases], epsilon: float, delta: float, fixed: Sequence[Releases] = ()
+    plan: Sequence[Releases],
+    epsilon: float,
+    delta: float,
+    fixed: Sequence[Releases] = (),
+    counts: float = 0.0,
 ) -> float:
     """The one noise multiplier with which a plan, beside what is fixed, costs ε.
 
     The sigmas of the plan are factors of it. It is found to the safe side: the plan costs a
-    thousandth less than ε at most.
+    thousandth less than ε at most. `counts` is the μ of noisy counts that rates follow from.
     """
 
     def cost(sigma: float) -> float:
         return epsilon_of_releases(
-            [*(each._replace(sigma=each.sigma * sigma) for each in plan), *fixed], delta
+            [*(each._replace(sigma=each.sigma * sigma) for each in plan), *fixed], delta, counts
         )
 
-    if all(each.rate == 1 for each in [*plan, *fixed]):
+    if not counts and all(each.rate == 1 for each in [*plan, *fixed]):
         left = mu_of(epsilon, delta) ** 2 - sum(each.number / each.sigma**2 for each in fixed)
         if left <= 0:
             raise BadValue(f"epsilon = {epsilon:g}: nothing is left of it for what is released")
         return sqrt(sum(each.number / each.sigma**2 for each in plan) / left)
-    return _searched(cost, _guess(plan, epsilon, delta, fixed), epsilon)
+    told = [Releases(1 / counts, 1.0, 1)] if counts else []
+    return _searched(cost, _guess(plan, epsilon, delta, [*fixed, *told]), epsilon)
 
 
 def _guess(
@@ -165,6 +181,11 @@ def _between(
 @lru_cache(maxsize=4096)
 def _accounted(squared: float, sampled: tuple[Releases, ...], delta: float) -> float:
     """The accountant's ε of whole releases with μ² and of sampled ones."""
+    return float(_added_up(squared, sampled).get_epsilon(delta))
+
+
+def _added_up(squared: float, sampled: tuple[Releases, ...]) -> Any:
+    """An accountant that knows of whole releases with μ² and of sampled ones."""
     dp = accountant()
     total = dp.pld.PLDAccountant(
         dp.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=INTERVAL
@@ -174,7 +195,69 @@ def _accounted(squared: float, sampled: tuple[Releases, ...], delta: float) -> f
     for sigma, rate, count in sampled:
         event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma))
         total.compose(dp.SelfComposedDpEvent(event, count))
-    return float(total.get_epsilon(delta))
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _after_counts(
+    counts: float, squared: float, sampled: tuple[Releases, ...], delta: float
+) -> float:
+    """The ε of noisy counts with this μ, and of releases whose rates and noise follow from them.
+
+    Let l be the privacy loss of the counts that came, and δ'(ε') what the releases that follow
+    from them cost. Together they cost δ(ε) = E δ'(ε - l). If δ'(ε') ≤ δ exp(-λ (ε' - ε + ρ)) for
+    *all* counts that may come, then δ(ε) ≤ δ exp(-λρ) E exp(λl) = δ where ρ = (λ + 1) μ² / 2, which
+    is the Rényi divergence of the counts, of order λ + 1. The λ is fixed by the noise of the counts
+    and by δ, before any counts come; every λ is right, and the nearer to how δ' falls, the less
+    noise is needed. Where l lies, but for a billionth of δ, is looked at point by point.
+    """
+    mean, wide = counts**2 / 2, -NormalDist().inv_cdf(TAIL * delta) * counts
+    slope = STEEPNESS * _steepness(counts / sqrt(COUNTS_SHARE), delta)
+    offset, step = (slope + 1) * mean, wide / POINTS
+    total = _added_up(squared, sampled) if sampled else _Normal(sqrt(squared))
+    first = float(total.get_epsilon(delta))  # without counts: it cannot be less
+    target = log(delta * (1 - 2 * TAIL))
+    for points in (4 * POINTS, 64 * POINTS) if isfinite(first) else ():
+        grid = [first - mean + step * at for at in range(-POINTS, points + POINTS + 2)]
+        # δ falls: what it is at the left of two points must be allowed at the right one.
+        needed = [
+            right + offset + (log(cost) - target) / slope if cost > 0 else -inf
+            for right, cost in zip(grid[1:], _deltas(total, grid), strict=False)
+        ]
+        for at in range(points):
+            here = first + step * at
+            most = max(needed[at : at + 2 * POINTS + 2])
+            if most <= here + step:
+                return max(most, here)
+    return inf
+
+
+class _Normal(NamedTuple):
+    """What an accountant says of normal noise with μ, in closed form."""
+
+    mu: float
+
+    def get_epsilon(self, delta: float) -> float:
+        return epsilon_of(self.mu, delta)
+
+    def get_delta(self, epsilons: Sequence[float]) -> list[float]:
+        return [max(0.0, delta_of(epsilon, self.mu)) for epsilon in epsilons]
+
+
+def _deltas(total: Any, grid: Sequence[float]) -> list[float]:
+    """What an accountant's releases cost at each ε, also below 0, where δ = 1 - e^ε (1 - δ(-ε))."""
+    asked = sorted({abs(epsilon) for epsilon in grid})
+    found = dict(zip(asked, map(float, total.get_delta(asked)), strict=True))
+    return [
+        found[epsilon] if epsilon >= 0 else 1 - exp(epsilon) * (1 - found[-epsilon])
+        for epsilon in grid
+    ]
+
+
+def _steepness(mu: float, delta: float) -> float:
+    """How fast log δ falls with ε, of normal noise with μ, where it comes to δ."""
+    epsilon = epsilon_of(mu, delta)
+    return exp(epsilon + _log_above(epsilon / mu + mu / 2)) / delta
 
 
 def accountant() -> Any:

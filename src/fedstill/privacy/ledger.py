@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 
 from fedstill.core.errors import FedstillError
+from fedstill.core.node import COUNTS
 from fedstill.core.records import NodeId
-from fedstill.core.release import Spending, Use
+from fedstill.core.release import SUMS, Spending, Use
 from fedstill.privacy.accounting import Releases, epsilon_of_releases, sigma_of_plan
 
 SLACK = 1e-6  # relative, for the rounding of sums
@@ -19,7 +21,12 @@ class BudgetSpent(FedstillError):
 
 def composed(rows: Iterable[Spending], delta: float) -> float:
     """The ε of one node's rows together."""
-    return epsilon_of_releases([Releases(r.sigma, r.rate, r.releases) for r in rows], delta)
+    every = [*rows]
+    counts = _counts([(row.mechanism, row.sigma, row.releases) for row in every])
+    others = [row for row in every if not (counts and row.mechanism == COUNTS)]
+    return epsilon_of_releases(
+        [Releases(row.sigma, row.rate, row.releases) for row in others], delta, counts
+    )
 
 
 def calibrated(uses: Sequence[Use], epsilon: float, delta: float) -> float:
@@ -31,9 +38,14 @@ def calibrated(uses: Sequence[Use], epsilon: float, delta: float) -> float:
     open_uses = [use for use in uses if use.sigma is None and use.releases]
     if not open_uses:
         return 0.0
-    fixed = [Releases(use.sigma, use.rate, use.releases) for use in uses if use.sigma is not None]
+    counts = _counts([(use.mechanism, use.sigma or 0.0, use.releases) for use in uses])
+    fixed = [
+        Releases(use.sigma, use.rate, use.releases)
+        for use in uses
+        if use.sigma is not None and not (counts and use.mechanism == COUNTS)
+    ]
     plan = [Releases(1.0, use.rate, use.releases) for use in open_uses]
-    return sigma_of_plan(plan, epsilon, delta, fixed)
+    return sigma_of_plan(plan, epsilon, delta, fixed, counts)
 
 
 @dataclass
@@ -41,7 +53,9 @@ class Ledger:
     """What every node spent, and the budget that none may pass.
 
     `planned` are the uses of each node that the noise was found for: as long as a node does no
-    more than those, nothing needs to be added up.
+    more than those, nothing needs to be added up. Releases of whole data may differ from the plan,
+    as far as the budget goes: that μ² adds up holds for noise that is chosen on the way too. It is
+    not known that an accountant's sum of samples does, so samples beyond the plan are refused.
     """
 
     epsilon: float
@@ -53,6 +67,13 @@ class Ledger:
         """Before a release is made: refuse it, or write it down."""
         own = [*self.rows.get(row.node, []), row]
         if not self._as_planned(row.node, own):
+            if self.planned and any(each.rate < 1 for each in own):
+                raise BudgetSpent(
+                    f"{row.node}: {row.step} in round {row.round} asks for {row.releases} releases "
+                    f"of {row.mechanism} at rate {row.rate:.4g} beyond what was planned; what "
+                    "samples cost together is known only if it was planned before the first, so a "
+                    "step must not make what it asks for depend on what was learned"
+                )
             after = composed(own, self.delta)
             if after > self.epsilon * (1 + SLACK):
                 raise BudgetSpent(
@@ -70,6 +91,19 @@ class Ledger:
         """Whether these rows are no more than those of the plan, kind by kind."""
         left = _by_kind(self.planned.get(node, ()))
         return all(count <= left.get(kind, 0) for kind, count in _by_kind(rows).items())
+
+
+def _counts(rows: Iterable[tuple[str, float, int]]) -> float:
+    """The μ of counts that were told with noise, where rates of other releases follow from them.
+
+    0 where there are none: releases of whole data cost the same whatever the counts are, so those
+    are one release among others.
+    """
+    every = [*rows]
+    if all(mechanism in (COUNTS, SUMS) for mechanism, _, _ in every):
+        return 0.0
+    told = [(sigma, number) for mechanism, sigma, number in every if mechanism == COUNTS]
+    return sqrt(sum(number / sigma**2 for sigma, number in told if sigma > 0))
 
 
 def _by_kind(rows: Iterable[Spending]) -> dict[tuple[float, float], int]:

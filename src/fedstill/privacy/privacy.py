@@ -12,9 +12,8 @@ from fedstill.core.errors import BadValue
 from fedstill.core.ranges import Positive, Range
 from fedstill.core.records import NodeId
 from fedstill.core.release import Spending, Terms, Use
-from fedstill.privacy.accounting import mu_of
+from fedstill.privacy.accounting import COUNTS_SHARE, mu_of
 
-COUNTS_SHARE = 0.05  # of μ², which noisy class counts take where labels are private
 MOST_EPSILON = 1000
 MOST_RELEASES = 1000
 
