@@ -387,6 +387,24 @@ def test_parts_are_not_stretched_over_each_other(
         channel.receive(Coded(rest, {"weights.a": parts}), None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scaled(TensorChannel):
+    """A channel of one's own that does not expect strange parts."""
+
+    def encode(self, tensor: Tensor, rng: Generator) -> dict[str, Tensor]:
+        return {"values": tensor, "times": torch.tensor(2)}
+
+    def decode(self, parts: dict[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+        return parts["values"] * (1 // int(parts["times"]))
+
+
+def test_whatever_goes_wrong_with_parts_in_a_channel_of_ones_own_is_said_of_the_message() -> None:
+    travelling, _ = carried(Scaled(), Up({"w": normal(20, 20)}, 1))
+    parts = {**travelling.parts["weights.w"], "times": torch.tensor(0)}
+    with pytest.raises(WireError, match=r"weights\.w cannot be decoded.*ZeroDivisionError"):
+        Scaled().receive(Coded(travelling.rest, {"weights.w": parts}), None)
+
+
 def test_how_much_a_coded_message_will_take_is_known_before() -> None:
     row = [TopK(share=0.1), EightBit(least=1)]
     travelling: Any = sent(row, Up({"w": normal(20, 20)}, 1), upward(), {})[0]

@@ -302,8 +302,19 @@ def renamed(letter: Letter, name: str) -> Letter:
     return letter.replace(data=as_tensor(len(made).to_bytes(8, "little") + made + data[end:]))
 
 
-@pytest.mark.parametrize("name", ["\ud800", "x" * 200_000, "\x1b[31mred\r"], ids=ascii)
-def test_names_that_a_site_chose_do_no_harm_in_the_notes(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "noted"),
+    [
+        ("\ud800", "c1 sent another network than it was given"),
+        ("x" * 4000, "c1 sent another network than it was given"),
+        ("x" * 200_000, "sent what cannot be read: Up.weights: expected keys of at most 4096"),
+        ("\x1b[31mred\r", "c1 sent another network than it was given"),
+    ],
+    ids=["no text", "long", "longer than any", "control characters"],
+)
+def test_names_that_a_site_chose_do_no_harm_in_the_notes(
+    name: str, noted: str, tmp_path: Path
+) -> None:
     def strange(said: Acted) -> Acted:
         (letter,) = said.letters
         return said.replace(letters=(renamed(letter, name),))
@@ -311,7 +322,7 @@ def test_names_that_a_site_chose_do_no_harm_in_the_notes(name: str, tmp_path: Pa
     with FolderLog(tmp_path) as log:
         played_with(strange, log)
     notes = [note.text for note in read_rows(tmp_path).notes if note.node == "c1"]
-    assert len(notes) == 1 and notes[0].startswith("c1 sent another network than it was given")
+    assert len(notes) == 1 and noted in notes[0]
     assert len(notes[0]) <= 3 * LONGEST + 1 and notes[0].isprintable()
 
 

@@ -697,3 +697,26 @@ def test_a_record_on_a_device_is_sent_from_the_host_and_read_where_asked() -> No
     data = codec.encode(trees.to(record, "cuda"))
     assert data == codec.encode(record)
     assert codec.decode(data, Up, device="cuda").weights["a"].is_cuda
+
+
+class Table(Record):
+    """Numbers by two names."""
+
+    numbers: dict[str, dict[str, float]]
+
+
+def test_a_key_that_would_be_repeated_in_thousands_of_names_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one key of megabytes and a million below it, a terabyte of names was made."""
+    long = Table({"k" * 4097: {"a": 1.0}})
+    said = r"Table\.numbers: expected keys of at most 4096 characters, came one of 4097"
+    with pytest.raises(WireError, match=said):
+        codec.encode(long)
+    with monkeypatch.context() as patched:
+        patched.setattr(codec, "_LONGEST", 10**6)
+        data = codec.encode(long)
+    with pytest.raises(WireError, match=said):
+        codec.decode(data, Table)
+    table = Table({"k" * 4096: {"a": 1.0}})
+    assert codec.decode(codec.encode(table), Table).numbers == table.numbers

@@ -76,7 +76,7 @@ class Coded(Message):
             shape = tuple(place.shape[1:])
             try:
                 return decode(self.parts[name], shape).reshape(shape).to(place.dtype)
-            except (KeyError, IndexError, ValueError, RuntimeError) as error:
+            except Exception as error:  # whatever came, decoding it does no harm
                 raise WireError(
                     f"{name} cannot be decoded to {list(shape)} from its parts "
                     f"{', '.join(self.parts[name]) or '(none)'}: {type(error).__name__}: {error}"

@@ -47,6 +47,7 @@ _TENSOR = "tensor"  # stands in the JSON where the record has a tensor
 _KIND, _FIELDS = "kind", "fields"  # of a record whose kind its hint leaves open
 _ALIGNMENT = 8  # of the first tensor, in bytes from the start of the file
 _DEPTH = 32  # how far records, dicts and tuples may be nested
+_LONGEST = 4096  # characters of a dict's key; it stands in the names of all that is below it
 _INTEGERS = range(-(2**63), 2**64)
 
 
@@ -206,6 +207,7 @@ class _Writer:
         if _is_dict(hint):
             if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
                 _refuse(self.root, name, _text(hint), _shown(value))
+            _check_keys(self.root, name, value)
             inner = get_args(hint)[1]
             return {k: self.plain(inner, v, _under(name, k), depth + 1) for k, v in value.items()}
         if get_origin(hint) is tuple:
@@ -258,6 +260,7 @@ class _Reader:
         if _is_dict(hint):
             if not isinstance(given, dict):
                 _refuse(self.root, name, _text(hint), _shown(given))
+            _check_keys(self.root, name, given)
             inner = get_args(hint)[1]
             return {k: self.value(inner, v, _under(name, k), depth + 1) for k, v in given.items()}
         if get_origin(hint) is tuple:
@@ -535,6 +538,13 @@ def _under(name: str, part: object) -> str:
 def _check_depth(root: str, name: str, depth: int) -> None:
     if depth > _DEPTH:
         _refuse(root, name, f"at most {_DEPTH} levels of nesting", "more")
+
+
+def _check_keys(root: str, name: str, keys: Iterable[str]) -> None:
+    for key in keys:
+        if len(key) > _LONGEST:
+            came = f"one of {len(key)}, {_shown(key)}"
+            _refuse(root, name, f"keys of at most {_LONGEST} characters", came)
 
 
 def _refuse(root: str, name: str, expected: str, came: str) -> NoReturn:
