@@ -26,7 +26,7 @@ import on_gpu
 
 # Bytes of shared memory that one program may have, by compute capability.
 SHARED = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-REAL_SIZES = "tests/kernels/real_sizes.py"  # no test of make test
+REAL_SIZES = "tests/real_sizes.py"  # no test of make test
 GENERATION = "FEDSTILL_GENERATION"  # of the GPU to compile for, handed to the tests' process
 
 
@@ -85,12 +85,13 @@ class Compiler:
             try:
                 made = launch(kernel, *words, grid=grid, warmup=True, **options)
             except Exception as error:  # of any stage of the compiler
-                self.refused[name] = f"{type(error).__name__}: {error}"
+                self.refused[name] = f"{type(error).__name__}: {error} ({playing()})"
                 return None
             if made.hash not in self.costs[name]:
                 self.costs[name][made.hash] = cost(made.asm["cubin"], made.metadata.shared)
             if made.metadata.shared > SHARED[self.generation]:
-                self.refused[name] = too_much(made.metadata.shared, self.generation)
+                lack = too_much(made.metadata.shared, self.generation)
+                self.refused[name] = f"{lack} ({playing()})"
             return made
 
         JITFunction.run = compile_only
@@ -154,6 +155,11 @@ def cost(binary: bytes, shared: int) -> Cost:
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     found = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", said)}
     return Cost(found["REG"], found["STACK"], shared)
+
+
+def playing() -> str:
+    """The test that is being run."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "no test").partition("::")[2].split(" (")[0]
 
 
 def too_much(shared: int, generation: int) -> str:

@@ -21,6 +21,15 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 
 
+def interpreting() -> bool:
+    """Whether kernels are run by the interpreter, and not compiled for a GPU."""
+    if not HAS_TRITON:
+        return False
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
 def noise(*shape: int, of: str = "noise") -> Tensor:
     """Normal numbers, guarded."""
     return guarded(torch.randn(shape, generator=generator(11, of, *shape)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from block_references import FirstBlock, first_block, near
 from fedstill.core import gpu
-from interpreted import DEVICE, guarded, needs_triton, noise, untouched
+from interpreted import DEVICE, guarded, interpreting, needs_triton, noise, untouched
 
 pytestmark = needs_triton
 triton = pytest.importorskip("triton")
@@ -110,6 +110,7 @@ def stacked(members: list[list[Tensor]]) -> list[Tensor]:
     return [guarded(torch.stack([one.detach().cpu() for one in some])) for some in parts]
 
 
+@pytest.mark.skipif(not interpreting(), reason="the compiler refuses tiles that small")
 def test_small_tiles_make_what_large_ones_make() -> None:
     given = [one.detach()[None] for one in drawn((3, 10, 12, 1, 37, 1))]
     small = kernels().Tiles(16, 16, 4)
