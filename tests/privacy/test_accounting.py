@@ -218,6 +218,30 @@ def test_what_follows_from_counts_costs_its_budget_and_a_little_more_than_if_it_
     assert fixed < sigma < 1.15 * fixed
 
 
+def test_after_counts_releases_cost_no_less_where_an_accountant_runs_out_of_numbers() -> None:
+    """Of an immense ε it says that δ is no number, or minus infinity, which was taken for zero."""
+    pytest.importorskip("dp_accounting")
+    counts, sampled = mu_of(1000.0, 1e-5) * math.sqrt(COUNTS_SHARE), Releases(0.09, 0.5, 10)
+    fixed = epsilon_of_releases([sampled, Releases(1 / counts, 1.0, 1)], 1e-5)
+    assert 650 < fixed <= epsilon_of_releases([sampled], 1e-5, counts)
+
+
+def test_a_search_ends_also_if_it_begins_where_the_cost_is_infinite() -> None:
+    found = accounting._searched(lambda sigma: 2 / sigma if sigma > 1 else math.inf, 0.3, 1.0)
+    assert 0.999 <= 2 / found <= 1
+
+
+def test_a_search_ends_soon_behind_a_cost_that_jumps_over_the_budget() -> None:
+    asked: list[float] = []
+
+    def jumping(sigma: float) -> float:
+        asked.append(sigma)
+        return 0.6 if sigma > math.pi else math.inf
+
+    assert math.pi < accounting._searched(jumping, 0.5, 1.0) < math.pi * 1.0002
+    assert len(asked) < 30
+
+
 def test_releases_of_whole_data_cost_the_same_whatever_the_counts_are() -> None:
     counts = 1 / (mu_of(4.0, 1e-5) * math.sqrt(COUNTS_SHARE))
     sigma = calibrated([Use(COUNTS, 1, sigma=counts), Use("class sums", 4)], 4.0, 1e-5)
@@ -237,3 +261,10 @@ def test_samples_that_were_not_planned_are_refused_though_the_budget_would_do() 
     with pytest.raises(BudgetSpent, match="beyond what was planned"):
         ledger.spend(row(5.0, 1, rate=0.2))
     assert sum(each.releases for each in ledger.rows["a"]) == 10
+
+
+def test_a_run_whose_noise_was_found_by_another_version_is_told_to_go_on_with_that() -> None:
+    ledger = Ledger(4.0, 1e-5, {"a": [row(5.0, 10, rate=0.1)]})
+    ledger.rows["a"] = [row(4.9, 2, rate=0.1)]
+    with pytest.raises(BudgetSpent, match=r"a: what it spent before synthesize .* other versions"):
+        ledger.spend(row(5.0, 2, rate=0.1))

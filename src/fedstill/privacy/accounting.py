@@ -23,10 +23,12 @@ from fedstill.core.errors import BadValue
 INTERVAL = 1e-3  # of the accountant's grid of privacy losses; it rounds to the safe side
 LEAST_SIGMA = 0.05  # no noise below this is looked for
 TOLERANCE = 1e-3  # of ε, by which a plan may cost less than its budget
+NARROW = 1e-4  # of a noise, by which a search does not try to find it more exactly
 COUNTS_SHARE = 0.05  # of μ², which noisy class counts take where labels are private
 STEEPNESS = 0.7  # of how δ falls with ε, samples against normal noise: about what training has
 TAIL = 1e-9  # of δ: as much as counts may be further off than is looked at
 POINTS = 128  # at which δ is looked at, on either side
+FURTHEST = 650.0  # ε at which an accountant is asked for δ: exp(ε) of much larger ones overflows
 
 
 class Releases(NamedTuple):
@@ -140,7 +142,10 @@ def _guess(
 
 
 def _searched(cost: Callable[[float], float], first: float, epsilon: float) -> float:
-    """Where a falling cost comes to ε, at most a thousandth below; few costs are asked for."""
+    """Where a falling cost comes to ε, at most a thousandth below; few costs are asked for.
+
+    Where it jumps over ε, the noise just behind the jump.
+    """
     below: tuple[float, float] | None = None  # too little noise, and its cost
     above: tuple[float, float] | None = None  # enough, and more than is needed
     sigma = first
@@ -150,13 +155,16 @@ def _searched(cost: Callable[[float], float], first: float, epsilon: float) -> f
             return sigma
         below, above = ((sigma, found), above) if found > epsilon else (below, (sigma, found))
         if below is not None and above is not None:
+            if above[0] < below[0] * (1 + NARROW):
+                break  # here the cost jumps over ε
             sigma = _between(below, above, epsilon * (1 - TOLERANCE / 2), halve=turn % 4 == 3)
         elif sigma == LEAST_SIGMA and above is not None:
             return sigma
         else:
             # Where only one side is known, ε is taken for a power of σ; for a flatter one later.
             power = 0.9 * max(1, turn)
-            sigma = max(LEAST_SIGMA, sigma * ((found / epsilon) ** power if found > 0 else 0.5))
+            factor = (found / epsilon) ** power if found > 0 else 0.5
+            sigma = max(LEAST_SIGMA, sigma * (factor if isfinite(factor) else 2.0))
         if sigma > 1e6:
             break
     if above is None:
@@ -245,12 +253,17 @@ class _Normal(NamedTuple):
 
 
 def _deltas(total: Any, grid: Sequence[float]) -> list[float]:
-    """What an accountant's releases cost at each ε, also below 0, where δ = 1 - e^ε (1 - δ(-ε))."""
-    asked = sorted({abs(epsilon) for epsilon in grid})
+    """What an accountant's releases cost at each ε, also below 0, where δ = 1 - e^ε (1 - δ(-ε)).
+
+    Beyond the furthest ε they cost no more than at it.
+    """
+    furthest = inf if isinstance(total, _Normal) else FURTHEST
+    asked = sorted({min(abs(epsilon), furthest) for epsilon in grid})
     found = dict(zip(asked, map(float, total.get_delta(asked)), strict=True))
+    costs = [found[min(abs(epsilon), furthest)] for epsilon in grid]
     return [
-        found[epsilon] if epsilon >= 0 else 1 - exp(epsilon) * (1 - found[-epsilon])
-        for epsilon in grid
+        cost if epsilon >= 0 else 1 - exp(epsilon) * (1 - cost)
+        for epsilon, cost in zip(grid, costs, strict=True)
     ]
 
 

@@ -65,15 +65,11 @@ class Ledger:
 
     def spend(self, row: Spending) -> None:
         """Before a release is made: refuse it, or write it down."""
-        own = [*self.rows.get(row.node, []), row]
+        before = self.rows.get(row.node, [])
+        own = [*before, row]
         if not self._as_planned(row.node, own):
             if self.planned and any(each.rate < 1 for each in own):
-                raise BudgetSpent(
-                    f"{row.node}: {row.step} in round {row.round} asks for {row.releases} releases "
-                    f"of {row.mechanism} at rate {row.rate:.4g} beyond what was planned; what "
-                    "samples cost together is known only if it was planned before the first, so a "
-                    "step must not make what it asks for depend on what was learned"
-                )
+                raise BudgetSpent(self._beyond_plan(row, before))
             after = composed(own, self.delta)
             if after > self.epsilon * (1 + SLACK):
                 raise BudgetSpent(
@@ -82,6 +78,22 @@ class Ledger:
                     "ask for fewer rounds or releases, or a larger privacy.epsilon"
                 )
         self.rows[row.node] = own
+
+    def _beyond_plan(self, row: Spending, before: Sequence[Spending]) -> str:
+        """Why samples that were not planned are refused, and what to do."""
+        if not self._as_planned(row.node, before):
+            return (
+                f"{row.node}: what it spent before {row.step} in round {row.round} is not what is "
+                "planned now: when this run began, its noise was found by other versions or from "
+                "other data. Go on with the data and the versions of fedstill and dp-accounting "
+                "that it began with, or run the recipe again in a new folder"
+            )
+        return (
+            f"{row.node}: {row.step} in round {row.round} asks for {row.releases} releases of "
+            f"{row.mechanism} at rate {row.rate:.4g} beyond what was planned; what samples cost "
+            "together is known only if it was planned before the first, so a step must not make "
+            "what it asks for depend on what was learned"
+        )
 
     def epsilons(self) -> dict[NodeId, float]:
         """What each node has spent so far."""
