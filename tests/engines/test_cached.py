@@ -56,6 +56,28 @@ def test_what_a_stack_made_is_not_what_a_client_makes_alone(tmp_path: Path) -> N
     assert all(map(torch.equal, alone, warmed("desa", Batched, None, "c1")))
 
 
+def test_for_the_keys_of_a_stack_everybody_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands of clients each would look at thousands."""
+    method, world = small(METHODS["desa"]), worlds.pictures()
+    engine: Any = worlds.engine_for(method, world, Batched, cache=FolderCache(tmp_path))
+    step, inboxes = method.before()[0], {client: Inbox() for client in world.clients}
+    engine.begun(step, 0, inboxes)
+    asked, party = [], engine.population.party
+
+    def looked_at(name: str) -> Any:
+        asked.append(name)
+        return party(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.population, "party", looked_at)
+        first = {engine.cache.key("set") for _ in range(9)}
+    assert len(asked) <= len(world.clients) and len(first) == 1
+    engine.begun(step, 0, {"c1": Inbox()})
+    assert engine.cache.key("set") not in first  # others play now
+
+
 def test_one_by_one_a_client_finds_its_set_whoever_else_takes_part(tmp_path: Path) -> None:
     warmed("desa", InProcess, FolderCache(tmp_path))
     again = FolderCache(tmp_path)

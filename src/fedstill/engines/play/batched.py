@@ -65,6 +65,7 @@ class Batched(InProcess):
         super().__init__(experiment, execution, cache=cache, absences=absences)
         self.stack_at_most = execution.stack_at_most
         self.company: tuple[NodeId, ...] = ()  # who plays the step, whose loops are one stack
+        self._holdings: str | None = None  # how much each of them holds, once it was asked for
         self.fitting: dict[Any, int] = {}  # loops in a stack, by kind
         recording = self.recorder is not None
         self.stacks = StackRecorder(CudaGraphs(self.device)) if recording else None
@@ -85,7 +86,7 @@ class Batched(InProcess):
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
     ) -> tuple[dict[NodeId, Outcome], list[Acting]]:
         """Who is absent, and the others, played to the first loop that they await."""
-        self.company = tuple(inboxes)
+        self.company, self._holdings = tuple(inboxes), None
         outcomes: dict[NodeId, Outcome] = {}
         actors: list[Acting] = []
         for id, inbox in inboxes.items():
@@ -102,8 +103,10 @@ class Batched(InProcess):
 
     def computed(self) -> str:
         """Sums of a stack are rounded by who else is in it."""
-        sizes = [(id, len(self.population.party(id).data)) for id in self.company]
-        return f"{super().computed()}, {self.stack_at_most} at most of {sizes}"
+        if self._holdings is None:  # each of thousands asks for it
+            sizes = [(id, len(self.population.party(id).data)) for id in self.company]
+            self._holdings = str(sizes)
+        return f"{super().computed()}, {self.stack_at_most} at most of {self._holdings}"
 
     def to_the_end(self, step: Step, round: int, actors: Sequence[Acting]) -> None:
         """Run loop after loop of nodes, which may be another engine's, until no one waits."""
