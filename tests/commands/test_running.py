@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,17 @@ def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
     assert "heterofl: models: HeteroFL: net" in said.err and "fedrolex: models: Fed" in said.err
     assert "`fedstill run` with --continue --only fedavg --only local" in said.err
     assert fedstill(*going_on, *only[:4]).code == 0
+    # One alone has another folder than in a grid; what was begun there goes on there.
+    (tmp_path / "run" / "fedavg" / "summary.json").unlink()
+    said = fedstill(*going_on)
+    begun = tmp_path / "run" / "fedavg"
+    assert f"what was begun of fedavg goes on by `fedstill resume {begun}`" in said.err
+    assert fedstill("resume", begun).code == 0
+    shutil.rmtree(begun)
+    said = fedstill(*going_on)
+    assert "fedavg alone is run by --only fedavg and a folder of its own after --out" in said.err
+    alone = ("--only", "fedavg", "--out", tmp_path / "alone")
+    assert fedstill("run", recipe, "run.rounds=1", *alone).code == 0
 
 
 def test_a_grid_that_is_stopped_before_it_began_is_not_to_be_resumed(tmp_path, monkeypatch):

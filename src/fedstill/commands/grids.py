@@ -237,21 +237,24 @@ def _check_fit(cells: Sequence[Cell], *, continuing: bool) -> None:
             wrong[label] = [f"{label}: {line}" for line in error.faults]
     if wrong:
         faults = [line for lines in wrong.values() for line in lines]
-        faults[-1] += _others_alone(
-            [one for one in reversed(first) if one not in wrong], continuing
-        )
+        others = [cell for cell in cells if cell.recipe.label not in wrong]
+        if others:
+            faults[-1] += f". Nothing was played; {_alone(others, continuing)}"
         raise RecipeError(faults)
 
 
-def _others_alone(labels: Sequence[str], continuing: bool) -> str:
-    """How to play the methods that fit, where some do not."""
-    if not labels:
-        return ""
+def _alone(cells: Sequence[Cell], continuing: bool) -> str:
+    """How to play cells of the methods that fit, where some do not."""
+    labels = list(dict.fromkeys(cell.recipe.label for cell in cells))
     only = " ".join(f"--only {label}" for label in labels)
     if not continuing:
-        return f". Nothing was played; the others alone are run by {only}"
-    further = "--continue " if len(labels) > 1 else ""  # one alone has a folder of its own
-    return f". Nothing was played; the others alone by `fedstill run` with {further}{only}"
+        return f"the others alone are run by {only}"
+    if len(labels) > 1:
+        return f"the others alone by `fedstill run` with --continue {only}"
+    begun = " and ".join(f"`fedstill resume {cell.folder}`" for cell in cells if cell.begun)
+    if begun:
+        return f"what was begun of {labels[0]} goes on by {begun}"
+    return f"{labels[0]} alone is run by {only} and a folder of its own after --out"
 
 
 def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
