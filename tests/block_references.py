@@ -1,4 +1,9 @@
-"""Blocks of a ConvNet by the framework's operations in double precision, and how near is near."""
+"""Blocks of a ConvNet by the framework's operations in double precision.
+
+`pooled` and `first_block` are exact; `rounded_block` and `rounded_first_block` are rounded where
+kernels round, for networks of several blocks. How near kernels must come to them is in
+`roundings.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-HALF = 2.0**-11  # by which rounding to half precision moves a number, over its size
-LEAST = 2.0**-25  # by which it moves the smallest ones
-SINGLE = 1e-5  # what sums in single precision may be off, over the largest number
+from roundings import HALF, SINGLE, both_ways, halved
+
 EPS = 1e-5
 
 
@@ -23,19 +27,6 @@ def activation(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 def pooled(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """What a block makes of its maps."""
     return F.avg_pool2d(F.relu(activation(maps, scale, shift)), 2)
-
-
-def near(found: Tensor, wanted: Tensor, *, roundings: int = 0, also: float | Tensor = 0) -> bool:
-    """Whether numbers are those wanted but for sums in single precision.
-
-    Half precision may have rounded each so many times; `also` is what they may be off besides.
-    """
-    assert found.shape == wanted.shape
-    wanted = wanted.detach()
-    most = float(wanted.abs().max()) if wanted.numel() else 0.0
-    slack = SINGLE * most + (LEAST if roundings else 0)
-    away = (found.detach().double() - wanted).abs()
-    return bool((away <= roundings * HALF * wanted.abs() + slack + also).all())
 
 
 def certain(told: Tensor, made: Tensor, off: float | Tensor) -> Tensor:
@@ -118,3 +109,34 @@ def first_block(
         maps, sizes = F.conv2d(about, inputs[1]), F.conv2d(about.abs(), inputs[1].abs())
         variance, mean = torch.var_mean(maps, (2, 3), correction=0, keepdim=True)
     return FirstBlock(inputs, made, sizes, mean, (variance + EPS).rsqrt(), padding)
+
+
+def rounded_block(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int) -> Tensor:
+    """What a block makes of its input: of inputs and weights in half precision, as are its maps."""
+    maps = both_ways(F.conv2d(halved(x), halved(weight), padding=padding))
+    return both_ways(pooled(maps, scale, shift))
+
+
+def rounded_first_block(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, padding: int, fixed: bool = False
+) -> Tensor:
+    """As `rounded_block`, rounded where the kernels of first blocks round.
+
+    An image is rounded about its mean, and weights once more when they are scaled for an image.
+    Gradients are those of what is not rounded, but for what the ReLU cuts. `fixed`, they are told
+    nothing of what the norm takes away.
+    """
+    level = halved(x.detach().mean((2, 3), keepdim=True))
+    about, taken = halved(F.pad(x, [padding] * 4) - level), halved(weight)
+    maps = F.conv2d(about, taken)
+    mean = maps.mean((2, 3), keepdim=True)
+    factor = ((maps - mean).square().mean((2, 3), keepdim=True) + EPS).rsqrt()
+    if fixed:
+        mean, factor = mean.detach(), factor.detach()
+    stretch = factor * scale[:, None, None]
+    offset = shift[:, None, None] - mean * stretch
+    pairs = zip(about, stretch, strict=True)
+    ready = [F.conv2d(one, halved(taken * each[..., None])) for one, each in pairs]
+    made = maps * stretch + offset
+    made = made + (torch.stack(ready) + halved(offset) - made).detach()
+    return both_ways(F.avg_pool2d(F.relu(made), 2))

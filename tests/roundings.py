@@ -1,4 +1,7 @@
-"""How far off what kernels make in half precision may be."""
+"""How precisions round, and how far off what kernels make may be.
+
+What they should make is in `block_references.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from torch import Tensor
 
 from fedstill.models.by_pixel import GAIN
 
-ROUNDED = 2.0**-11  # a number in half precision is off by at most this share of it
+HALF = 2.0**-11  # a number in half precision is off by at most this share of it
 LEAST = 2.0**-25  # and the smallest ones by so much
 STEP = 2.0**-24  # a number in single precision is off by at most this share of it
 FEW = 16  # numbers that are summed up as one: of those, tensor cores keep four bits fewer
+SINGLE = 1e-5  # what sums in single precision may be off, over the largest number
 
 
 def halved(tensor: Tensor) -> Tensor:
@@ -40,15 +44,32 @@ def both_ways(tensor: Tensor) -> Tensor:
 def within(found: Tensor, exact: Tensor, sums: Tensor | float, terms: int) -> bool:
     """Whether numbers are exact but for single precision, and a rounding to half if they are that.
 
-    `sums` are those of the absolute values of the `terms` that make up each number.
+    Number by number; `sums` are those of the absolute values of the `terms` that make up each.
     """
     half = found.dtype == torch.float16
     lost = max(FEW, terms) * STEP * sums
-    allowed = (exact.abs() + lost) * (ROUNDED if half else STEP) + (LEAST if half else 0) + lost
+    allowed = (exact.abs() + lost) * (HALF if half else STEP) + (LEAST if half else 0) + lost
     return found.shape == exact.shape and bool(((found.double() - exact).abs() <= allowed).all())
 
 
-def near(found: Tensor, exact: Tensor, roundings: float) -> bool:
-    """Whether numbers are together as far off as so many roundings to half precision make them."""
+def near(found: Tensor, exact: Tensor, *, roundings: int = 0, also: float | Tensor = 0) -> bool:
+    """Whether numbers are exact but for sums in single precision, whose terms are not known.
+
+    Number by number; half precision may have rounded each so many times, and `also` is what they
+    may be off besides.
+    """
+    exact = exact.detach()
+    most = float(exact.abs().max()) if exact.numel() else 0.0
+    slack = SINGLE * most + (LEAST if roundings else 0)
+    allowed = roundings * HALF * exact.abs() + slack + also
+    off = (found.detach().double() - exact).abs() if found.shape == exact.shape else None
+    return off is not None and bool((off <= allowed).all())
+
+
+def near_on_the_whole(found: Tensor, exact: Tensor, *, roundings: float) -> bool:
+    """Whether numbers are together as far off as so many roundings to half precision make them.
+
+    For what went through several blocks, where single numbers may be off by much more.
+    """
     off, size = (found - exact).detach().norm(), exact.detach().norm()
-    return found.shape == exact.shape and bool(off <= roundings * ROUNDED * size)
+    return found.shape == exact.shape and bool(off <= roundings * HALF * size)

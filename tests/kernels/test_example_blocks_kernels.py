@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from block_references import near, pooled
+from block_references import pooled
 from fedstill.core import gpu
 from interpreted import guarded, needs_triton, noise, untouched
+from roundings import near
 
 pytestmark = needs_triton
 
@@ -27,7 +28,7 @@ def drawn(size: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return noise(*size, of="maps"), noise(channels, of="scale"), noise(channels, of="shift")
 
 
-def halved(size: tuple[int, ...]) -> tuple[int, ...]:
+def pooled_size(size: tuple[int, ...]) -> tuple[int, ...]:
     return (*size[:-2], size[-2] // 2, size[-1] // 2)
 
 
@@ -39,7 +40,7 @@ def slopes(inputs: tuple[Tensor, ...], told: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("size", [(3, 2, 5, 7, 5), (1, 1, 1, 2, 2), (2, 3, 2, 8, 6)])
 def test_every_example_has_gradients_of_its_own(size: tuple[int, ...]) -> None:
-    (maps, scale, shift), told = drawn(size), noise(*halved(size), of="told")
+    (maps, scale, shift), told = drawn(size), noise(*pooled_size(size), of="told")
 
     def loss(maps: Tensor, scale: Tensor, shift: Tensor, told: Tensor) -> Any:
         made = kernels().norm_relu_pool(maps, scale, shift)

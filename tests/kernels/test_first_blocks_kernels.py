@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from block_references import FirstBlock, first_block, near
+from block_references import FirstBlock, first_block
 from fedstill.core import gpu
 from interpreted import DEVICE, guarded, interpreting, needs_triton, noise, untouched
+from roundings import near
 
 pytestmark = needs_triton
 triton = pytest.importorskip("triton")

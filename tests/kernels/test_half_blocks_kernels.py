@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from block_references import SINGLE, activation, certain, near, pooled
+from block_references import activation, certain, pooled
 from fedstill.core import gpu
 from interpreted import guarded, needs_triton, noise, untouched
+from roundings import SINGLE, near
 
 pytestmark = needs_triton
 

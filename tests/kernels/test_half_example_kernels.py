@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from block_references import EPS, HALF, SINGLE, activation, certain, first_block, near, pooled
+from block_references import EPS, activation, certain, first_block, pooled
 from fedstill.core import asides, gpu
 from interpreted import guarded, needs_triton, noise, untouched
+from roundings import SINGLE, halved, near, near_on_the_whole
 
 pytestmark = needs_triton
 
@@ -56,7 +57,7 @@ def of_stack(weights: list[Tensor], examples: int) -> list[Tensor]:
 
 def convolved(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     """By inputs that half precision has rounded, in double precision."""
-    return F.conv2d(x.half().double(), weight.half().double(), padding=padding)
+    return F.conv2d(halved(x), halved(weight), padding=padding)
 
 
 @HALVES
@@ -230,7 +231,7 @@ def test_a_block_after_a_block_is_the_operations_but_for_roundings() -> None:
     for example in range(2):
         wanted = grad(exact, argnums=every)(x[example].double(), told[example].double(), *own)
         for one, other in zip(found, wanted, strict=True):
-            assert float((one[example] - other).norm()) <= ROUNDINGS * HALF * float(other.norm())
+            assert near_on_the_whole(one[example], other, roundings=ROUNDINGS)
 
 
 @pytest.mark.parametrize(

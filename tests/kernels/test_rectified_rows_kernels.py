@@ -13,7 +13,7 @@ from torch import Tensor
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import guarded, needs_triton, noise, untouched
-from roundings import both_ways, halved, near, within
+from roundings import both_ways, halved, near_on_the_whole, within
 
 pytestmark = needs_triton
 LYING = torch.channels_last
@@ -218,14 +218,15 @@ def test_features_and_gradients_are_those_of_the_plain_operations_rounded(
     exact = twice_as_exact(own.tensors)
     wanted = plain(x.double(), exact, own.forms)
     assert found.dtype == still.dtype == torch.float32 and not still.requires_grad
-    assert near(found, wanted[:moving], 1) and near(still, wanted[moving:], 1)
+    for one, other in ((found, wanted[:moving]), (still, wanted[moving:])):
+        assert near_on_the_whole(one, other, roundings=1)
     told = noise(*reversed(found.shape), of="told").t()
     slopes = torch.autograd.grad(found, own.tensors, told)
     hoped = torch.autograd.grad(wanted[:moving], exact, told.double())
     # The framework's convolutions may add up in half precision: up to two roundings are seen.
     roundings = 4 if len(own.forms) > 1 else 1
     for one, other in zip(slopes, hoped, strict=True):
-        assert one.dtype == torch.float32 and near(one, other, roundings)
+        assert one.dtype == torch.float32 and near_on_the_whole(one, other, roundings=roundings)
     with torch.no_grad():
         again = own.features(x, resting)
     assert torch.equal(again[0], found) and torch.equal(again[1], still)

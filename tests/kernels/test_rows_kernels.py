@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from block_references import rounded_block, rounded_first_block
 from fedstill.core import gpu
 from interpreted import needs_triton, noise, untouched
-from rounded_blocks import plain_block, plain_first_block
-from roundings import near
+from roundings import near_on_the_whole
 
 pytestmark = needs_triton
 # inputs, height, width, paddings; blocks that follow see maps with even sides
@@ -62,15 +62,17 @@ def test_features_and_gradients_are_those_of_the_plain_operations_rounded(
     x, blocks = noise(3, *shape), weights(network)
     found, still = rows().features(x, blocks, paddings, resting)
     exact = [[one.detach().double().requires_grad_() for one in block] for block in blocks]
-    first = plain_block if network is IMAGES else plain_first_block
-    wanted = in_a_row(x.double(), exact, paddings, first, plain_block).flatten(1)
+    first = rounded_block if network is IMAGES else rounded_first_block
+    wanted = in_a_row(x.double(), exact, paddings, first, rounded_block).flatten(1)
     assert found.dtype == still.dtype == torch.float32 and not still.requires_grad
     moving = 3 - resting
-    assert near(found, wanted[:moving], 1) and near(still, wanted[moving:], 1)
+    for one, other in ((found, wanted[:moving]), (still, wanted[moving:])):
+        assert near_on_the_whole(one, other, roundings=1)
     told = noise(*reversed(found.shape), of="told").t()
     slopes = torch.autograd.grad(found, flat(blocks), told)
     hoped = torch.autograd.grad(wanted[:moving], flat(exact), told.double())
-    assert all(near(one, other, 1) for one, other in zip(slopes, hoped, strict=True))
+    for one, other in zip(slopes, hoped, strict=True):
+        assert near_on_the_whole(one, other, roundings=1)
     assert untouched(x, *(one.detach() for one in flat(blocks)))
 
 

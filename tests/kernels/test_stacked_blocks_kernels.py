@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from block_references import EPS, rounded_block
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import DEVICE, guarded, needs_triton, noise, untouched
-from rounded_blocks import plain_block
-from roundings import halved, near, within
+from roundings import halved, near_on_the_whole, within
 
 pytestmark = needs_triton
 SMALL = (16, 16, 16, 4, 1)  # tiles of which there are several, each way
@@ -174,7 +174,7 @@ class Plain:
         self.scale, self.shift = scale.double().requires_grad_(), shift.double().requires_grad_()
         self.mean = self.maps.mean((3, 4), keepdim=True)
         spread = (self.maps - self.mean).square().mean((3, 4), keepdim=True)
-        self.factor = (spread + 1e-5).rsqrt()
+        self.factor = (spread + EPS).rsqrt()
         self.normal = (self.maps - self.mean) * self.factor
         each = (slice(None), None, slice(None), None, None)
         self.stretch = self.scale[each]
@@ -285,13 +285,13 @@ def test_blocks_of_a_network_alone_are_the_plain_operations_rounded(
     moved = [one.requires_grad_() for one in (x, *tensors)]
     found = in_a_row(blocks().block, blocks().in_single, moved[0], tuple(moved[1:]), padding)
     exact = [one.detach().double().requires_grad_() for one in moved]
-    wanted = in_a_row(plain_block, as_it_is, exact[0], tuple(exact[1:]), padding)
-    assert found.dtype == torch.float32 and near(found, wanted, 1)
+    wanted = in_a_row(rounded_block, as_it_is, exact[0], tuple(exact[1:]), padding)
+    assert found.dtype == torch.float32 and near_on_the_whole(found, wanted, roundings=1)
     told = noise(*found.shape, of="told")
     slopes = torch.autograd.grad(found, moved, told)
     hoped = torch.autograd.grad(wanted, exact, told.double())
     for one, other in zip(slopes, hoped, strict=True):
-        assert one.dtype == torch.float32 and near(one, other, 1)
+        assert one.dtype == torch.float32 and near_on_the_whole(one, other, roundings=1)
     assert untouched(*(one.detach() for one in moved))
 
 
@@ -334,11 +334,11 @@ def test_blocks_of_a_stack_are_those_of_each_network(shape: tuple[int, ...], sha
         mine = x if dims[0] is None else x.select(dims[0], member)
         every = (mine, *(one[member] if own else one for one in tensors))
         exact = [one.double().requires_grad_() for one in every]
-        wanted = in_a_row(plain_block, as_it_is, exact[0], tuple(exact[1:]), padding)
-        assert near(made[member], wanted, 1)
+        wanted = in_a_row(rounded_block, as_it_is, exact[0], tuple(exact[1:]), padding)
+        assert near_on_the_whole(made[member], wanted, roundings=1)
         hoped = torch.autograd.grad(wanted, exact, told[member].double())
         for one, other in zip((of_x, *of_tensors), hoped, strict=True):
-            assert near(one[member], other, 1)
+            assert near_on_the_whole(one[member], other, roundings=1)
     assert untouched(x, *tensors)
 
 

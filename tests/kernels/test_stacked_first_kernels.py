@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from block_references import rounded_first_block
 from fedstill.core import gpu
 from fedstill.models.by_pixel import GAIN
 from interpreted import guarded, needs_triton, noise, untouched
-from rounded_blocks import plain_first_block
-from roundings import ROUNDED, near
+from roundings import HALF, near_on_the_whole
 
 pytestmark = needs_triton
 # images, inputs, outputs, height, width, padding
@@ -47,15 +47,17 @@ def are_right(every: list[Tensor], padding: int, told: Tensor, made: Tensor, slo
     cancel: what patches are told, and what the norm takes of it.
     """
     exact = [one.detach().double().requires_grad_() for one in every]
-    wanted = plain_first_block(*exact, padding)
+    wanted = rounded_first_block(*exact, padding)
     x, *others = torch.autograd.grad(wanted, exact, told.double() / GAIN)
-    part = plain_first_block(*exact, padding, fixed=True)
+    part = rounded_first_block(*exact, padding, fixed=True)
     (heard,) = torch.autograd.grad(part, exact[0], told.double() / GAIN)
     size = heard.norm() + (x - heard).norm()
     return (
-        near(made, wanted, 1)
-        and bool((slopes[0] - x).norm() <= 2 * ROUNDED * size)
-        and all(near(one, other, 0.1) for one, other in zip(slopes[1:], others, strict=True))
+        near_on_the_whole(made, wanted, roundings=1)
+        and bool((slopes[0] - x).norm() <= 2 * HALF * size)
+        and all(
+            near_on_the_whole(*pair, roundings=0.1) for pair in zip(slopes[1:], others, strict=True)
+        )
     )
 
 
