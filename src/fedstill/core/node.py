@@ -137,6 +137,7 @@ class Node(Generic[S]):
         """This party, for a part of a step that may come several times, such as a training.
 
         The first time it is this very node; then one that draws other numbers for every purpose.
+        Its draws are all that it is for: what the party remembers is set on the node itself.
         """
         self._parts[part] += 1
         if self._parts[part] == 1:

@@ -45,7 +45,7 @@ from fedstill.parts.class_balance import (
     unfit_weights,
     weights_of,
 )
-from fedstill.parts.learning import PART, Training, planned, private_training
+from fedstill.parts.learning import TRAINING, Training, planned, private_training
 from fedstill.parts.losses import task_loss
 from fedstill.parts.robust import Aggregation, Rule
 from fedstill.parts.views import Views, idle_shift, unfit_views, viewed
@@ -158,7 +158,7 @@ class FedAvg(Method):
     def training(self, client: Node[Any], model: Network, start: Weights) -> Training:
         """The batches of a client's round, private samples where its examples are private."""
         if not client.private:
-            return Training(self.batches(client.anew(PART)), None)
+            return Training(self.batches(client.anew(TRAINING)), None)
         if self.sampling == "balanced":
             raise BadValue(UNSAFE)
         return private_training(

@@ -24,7 +24,7 @@ from fedstill.parts.class_balance import UNSAFE, Sampling
 from fedstill.parts.views import Views, drawn_moves, ground_of, moved, viewed
 
 SGD_USE = "DP-SGD"
-PART = "training"  # of a step
+TRAINING = "training"  # a part of a step that may come several times, see `Node.anew`
 NUMBERS = {"cpu": 2**24, "cuda": 2**27}  # of the gradients that are made at a time
 MOST_AT_A_TIME = {"cpu": 32, "cuda": 512}  # a processor is faster on what its caches hold
 ROUNDED = 16  # places of a sample are a multiple of this, so that neighbours are alike
@@ -76,7 +76,7 @@ def training(
     Asked for again in a step, for a second network or another loop, they are others.
     """
     if not node.private:
-        node = node.anew(PART)
+        node = node.anew(TRAINING)
         plan = planned(node, size, sampling, epochs=epochs, steps=steps)
         return Training(viewed(plan, views, node, shift=shift), None)
     if sampling == "balanced":
