@@ -66,6 +66,17 @@ def test_a_gradient_of_the_gradient_is_that_of_the_operations(size: tuple[int, .
         assert near(one, other, also=1e-4 * float(other.detach().abs().max()))
 
 
+def test_gradients_of_gradients_reach_maps_that_were_transposed() -> None:
+    source, *others = drawn((2, 3, 6, 4))
+    source = source.detach().transpose(2, 3).contiguous().requires_grad_()
+    found = []
+    for make, own in ((block, [source, *others]), (pooled, in_double([source, *others]))):
+        made = make(own[0].transpose(2, 3), *own[1:]).sum()
+        (first,) = torch.autograd.grad(made, own[:1], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), own[0])[0])
+    assert near(found[0], found[1], also=1e-4 * float(found[1].abs().max()))
+
+
 def test_maps_scale_shift_and_what_is_told_may_lie_as_they_like() -> None:
     maps = noise(4, 6, 3, 2).permute(3, 2, 0, 1)  # [2, 3, 4, 6]
     scale, shift = noise(3, 2, of="scale")[:, 0], noise(6, of="shift")[::2]

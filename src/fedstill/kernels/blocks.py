@@ -23,10 +23,11 @@ NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that i
 
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """avg_pool2d(relu(instance_norm(maps) * scale + shift), 2) for [image, channel, y, x]."""
+    maps = maps.contiguous()  # here, where gradients of gradients find the way back
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Block.apply(maps, scale, shift)  # type: ignore[no-untyped-call,no-any-return]
-        return _forward(maps.contiguous(), scale, shift)[0]
+        return _forward(maps, scale, shift)[0]
 
 
 def unfolded(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -39,7 +40,6 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        maps = maps.contiguous()
         pooled, mean, factor = _forward(maps, scale, shift)
         ctx.save_for_backward(maps, scale, shift, mean, factor)
         return pooled
