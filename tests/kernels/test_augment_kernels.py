@@ -48,7 +48,7 @@ def outputs(apply: Any, x: Tensor, draws: Draws, told: Tensor) -> list[Tensor]:
     return [out.detach(), first.detach(), second]
 
 
-def agree(kernels: Any, x: Tensor, draws: Draws, only: str) -> list[Tensor]:
+def check_agree(kernels: Any, x: Tensor, draws: Draws, only: str) -> list[Tensor]:
     """Kernels give what the operations give in double precision; what they give is returned."""
     told, may = noise(*x.shape, of="told"), set(augment.operations(only))
     found = outputs(lambda x, draws: kernels.apply(x, draws, may), x, draws, told)
@@ -70,7 +70,7 @@ def test_kernels_give_what_the_operations_give(strategy: str, kernels: Any) -> N
     """With colours three channels are held at once, of four; else one follows another."""
     shape = (3 if "color" in strategy else 2, 7, 5)
     x, draws = noise(SETS, 1, *shape), drawn(strategy, shape)
-    agree(kernels, x, draws, strategy)
+    check_agree(kernels, x, draws, strategy)
     assert untouched(x, *draws)
 
 
@@ -88,7 +88,7 @@ def test_the_images_of_a_set_are_changed_alike(strategy: str, kernels: Any) -> N
 def test_images_of_other_sizes_are_changed_as_the_operations_do(
     shape: tuple[int, int, int], kernels: Any
 ) -> None:
-    agree(kernels, noise(SETS, 1, *shape), drawn(DEFAULT, shape), DEFAULT)
+    check_agree(kernels, noise(SETS, 1, *shape), drawn(DEFAULT, shape), DEFAULT)
 
 
 @pytest.mark.parametrize("strategy", EXACT)
@@ -124,20 +124,20 @@ def test_the_gradient_finds_all_pixels_that_were_fetched_at_any_scale(
     draws = drawn("color_crop_flip" if with_color else "crop_flip", (1, 8, 7))
     draws = with_values(draws, scale=[factors, factors[::-1]])
     only = "color_crop_flip_scale" if with_color else "crop_flip_scale"
-    agree(kernels, noise(SETS, 1, 1, 8, 7), draws, only)
+    check_agree(kernels, noise(SETS, 1, 1, 8, 7), draws, only)
 
 
 def test_the_gradient_finds_all_pixels_that_were_fetched_at_any_angle(kernels: Any) -> None:
     for angles in ([[0.8], [-2.0]], [[3.14], [1.5]]):
         draws = with_values(drawn("none", (1, 8, 7)), rotate=angles)
-        agree(kernels, noise(SETS, 1, 1, 8, 7), draws, "rotate")
+        check_agree(kernels, noise(SETS, 1, 1, 8, 7), draws, "rotate")
 
 
 def test_holes_and_shifts_beyond_the_border_leave_nothing(kernels: Any) -> None:
     draws = with_values(
         drawn("none", (2, 5, 6)), crop=[[9, -9], [2, 1]], cutout=[[0, 5, 0, 6], [-3, 99, 0, 3]]
     )
-    found = agree(kernels, noise(SETS, 1, 2, 5, 6), draws, "crop_cutout")
+    found = check_agree(kernels, noise(SETS, 1, 2, 5, 6), draws, "crop_cutout")
     assert (found[0][0] == 0).all() and (found[0][1] != 0).any()
 
 

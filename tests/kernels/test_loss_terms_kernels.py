@@ -49,7 +49,7 @@ def made_by(loss: Tensor) -> str:
     return type(loss.grad_fn).__name__
 
 
-def agree(loss: Loss, x: Tensor) -> None:
+def check_agree(loss: Loss, x: Tensor) -> None:
     """In single precision, by kernels, as in double precision, by torch's operations."""
     exact = said(loss, x.double().detach().requires_grad_())
     for one, other in zip(exact, said(loss, x.requires_grad_()), strict=True):
@@ -60,7 +60,7 @@ def agree(loss: Loss, x: Tensor) -> None:
 def test_a_contrast_is_that_of_the_operations(rows: int, width: int) -> None:
     x, labels = noise(rows, width), classes_of(rows)
     own = x.detach().clone()
-    agree(lambda x: supervised_contrastive(x, labels, temperature=0.3), x)
+    check_agree(lambda x: supervised_contrastive(x, labels, temperature=0.3), x)
     found = supervised_contrastive(x.detach().requires_grad_(), labels)
     assert made_by(found) == "_ContrastedBackward"
     assert torch.equal(x, own) and untouched(x.detach(), labels)
@@ -107,7 +107,7 @@ def apart(x: Tensor) -> Tensor:
 
 def test_a_contrast_takes_features_and_labels_that_lie_in_any_order() -> None:
     x, labels = noise(5, 7).T, classes_of(7)
-    agree(lambda x: supervised_contrastive(x, apart(labels), temperature=0.3), x)
+    check_agree(lambda x: supervised_contrastive(x, apart(labels), temperature=0.3), x)
 
 
 @pytest.mark.parametrize("weighed", [False, True])
@@ -127,7 +127,7 @@ def test_distillation_is_that_of_the_operations(rows: int, classes: int, weighed
             reduction="elements" if weighed else "rows",
         )  # fmt: skip
 
-    agree(loss, x)
+    check_agree(loss, x)
     assert made_by(loss(x)) == "_DistilledBackward"
     assert untouched(x.detach(), teacher, labels, teacher if weight is None else weight)
 
@@ -143,7 +143,7 @@ def test_distillation_takes_tensors_that_lie_in_any_order(kind: torch.dtype) -> 
             x, teacher.to(x.dtype), apart(labels), temperature=2.0, soft_share=0.4, weight=heard
         )
 
-    agree(loss, x)
+    check_agree(loss, x)
 
 
 def test_rows_that_are_left_out_hear_of_the_teacher_alone() -> None:
@@ -153,7 +153,7 @@ def test_rows_that_are_left_out_hear_of_the_teacher_alone() -> None:
     def loss(x: Tensor) -> Tensor:
         return hinton(x, teacher.to(x.dtype), labels, temperature=2.0, soft_share=0.4)
 
-    agree(loss, x)
+    check_agree(loss, x)
 
 
 def test_the_weights_of_rows_are_told_their_gradient() -> None:
@@ -199,7 +199,7 @@ def told(loss: Any, x: Tensor, labels: Tensor, **dims: Any) -> tuple[Tensor, Ten
     return found
 
 
-def same(x: Tensor, labels: Tensor, **dims: Any) -> None:
+def check_same(x: Tensor, labels: Tensor, **dims: Any) -> None:
     found = told(gpu.kernels(losses.KERNELS).crossed, x, labels, **dims)
     for one, other in zip(told(F.cross_entropy, x.double(), labels, **dims), found, strict=True):
         assert torch.allclose(one, other.double(), **NEAR, equal_nan=True)
@@ -209,7 +209,7 @@ def same(x: Tensor, labels: Tensor, **dims: Any) -> None:
 def test_the_cross_entropy_of_a_stack_is_the_frameworks(shape: tuple[int, int, int]) -> None:
     members, rows, classes = shape
     x, labels = noise(*shape), classes_of(members * rows, classes).view(members, rows)
-    same(x, labels)
+    check_same(x, labels)
     assert untouched(x, labels)
 
 
@@ -220,15 +220,15 @@ def test_rows_that_are_left_out_do_not_count() -> None:
     slopes, means = told(gpu.kernels(losses.KERNELS).crossed, x, labels)
     assert means.isnan().tolist() == [False, True, False]
     assert (slopes[0, :2] == 0).all() and (slopes[1] == 0).all()
-    same(x, labels)
+    check_same(x, labels)
 
 
 def test_members_of_a_stack_share_logits_or_labels() -> None:
     x, labels = noise(3, 5, 4), classes_of(15, 4).view(3, 5)
-    same(x, labels[0], in_dims=(0, None))
-    same(x[0], labels, in_dims=(None, 0))
-    same(x.transpose(0, 1), labels.T, in_dims=(1, 1))
-    same(x.transpose(1, 2).contiguous().transpose(1, 2), apart(labels))
+    check_same(x, labels[0], in_dims=(0, None))
+    check_same(x[0], labels, in_dims=(None, 0))
+    check_same(x.transpose(0, 1), labels.T, in_dims=(1, 1))
+    check_same(x.transpose(1, 2).contiguous().transpose(1, 2), apart(labels))
 
 
 def test_logits_that_are_no_numbers_spoil_their_member_alone() -> None:
@@ -236,7 +236,7 @@ def test_logits_that_are_no_numbers_spoil_their_member_alone() -> None:
     x[0, 1, 2], x[1, 0] = float("nan"), float("-inf")
     x[2, 1, 0] = float("-inf")  # no class for this row
     labels[2, 1] = 1
-    same(x, labels)
+    check_same(x, labels)
 
 
 def test_one_network_has_the_loss_without_a_stack() -> None:
