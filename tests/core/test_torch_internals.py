@@ -135,8 +135,10 @@ def test_a_torch_that_lacks_something_is_refused_by_name_at_the_start() -> None:
 
 
 def test_every_private_name_of_the_file_is_looked_for_at_the_start() -> None:
-    used = set(re.findall(r"torch\.(_[\w.]+)\b", (ROOT / ALLOWED).read_text()))
-    named = {name for name in used if name.startswith(("_foreach", "_C."))}
+    used = set(re.findall(r"torch\.((?:_|ops\.|native)[\w.]+)\b", (ROOT / ALLOWED).read_text()))
+    kinds = ("_foreach", "_C.", "native")
+    named = {name for name in used if name.startswith(kinds)}
+    named |= {".".join(name.split(".")[:3]) for name in used if name.startswith("ops.")}
     assert named == set(torch_internals.NEEDED)
 
 

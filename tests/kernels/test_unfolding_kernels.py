@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstill.kernels.unfolding import differentiable_gradients
+from fedstill.core.unfolding import differentiable_gradients
 from interpreted import noise
 
 

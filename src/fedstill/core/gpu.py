@@ -1,4 +1,4 @@
-"""What may be handed to kernels of our own for a GPU, and where they are."""
+"""What may be handed to kernels of our own, and where those for a GPU are."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def plain_on_gpu(*tensors: Tensor) -> bool:
     """Whether kernels may be handed these: single precision, outside of `torch.func`."""
     return all(
         tensor.is_cuda and tensor.dtype == torch.float32 and not is_wrapped(tensor)
+        for tensor in tensors
+    )
+
+
+def plain_on_cpu(*tensors: Tensor) -> bool:
+    """Whether these are ordinary numbers on a CPU, outside of `torch.func`."""
+    return all(
+        tensor.device.type == "cpu"
+        and tensor.dtype in (torch.float32, torch.float64)
+        and not is_wrapped(tensor)
         for tensor in tensors
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedstill.core import gpu
-from fedstill.core.convolutions import pair
+from fedstill.core.pools import windows_of_two
 from fedstill.core.stacked_convolutions import convolved, with_networks_first
 from fedstill.core.torch_internals import in_gradient_under_vmap, is_stacked, unwrapped
 
@@ -52,22 +52,11 @@ class _AsOne(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _pooled(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
+def _pooled(input: Tensor, *args: Any, **options: Any) -> Tensor | None:
     """max_pool2d over windows of 2x2 side by side; None where it is of another kind."""
-    usual = pair(kernel_size) == pair(stride or kernel_size) == (2, 2)
-    usual = usual and not ceil_mode and not return_indices
-    usual = usual and (pair(padding), pair(dilation)) == ((0, 0), (1, 1))
-    if not usual or not is_stacked(input) or min(input.shape[-2:]) < 2 or not input.numel():
+    if not windows_of_two(*args, **options) or not is_stacked(input):
         return None
-    if _kernels(unwrapped(input)) is None:
+    if min(input.shape[-2:]) < 2 or not input.numel() or _kernels(unwrapped(input)) is None:
         return None
     made: Tensor = _Pool.apply(input)[0]  # type: ignore[no-untyped-call]
     return made

@@ -1,9 +1,9 @@
 """What fedstill uses of torch beyond its documented interface, each under a name of our own.
 
 A new version of torch may change any of these without notice. So they stand in this file alone,
-and whoever raises the version in `pyproject.toml` reads it from top to bottom. Three kinds: how
-`torch.func` wraps tensors, one operation on many tensors at once, and looking at operations while
-they run.
+and whoever raises the version in `pyproject.toml` reads it from top to bottom. Four kinds: how
+`torch.func` wraps tensors, one operation on many tensors at once, the gradients of single
+operations, and looking at operations while they run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ NEEDED = (
     *("_C._functorch.get_interpreter_stack", "_C._functorch.TransformType"),
     *("_foreach_mul", "_foreach_add", "_foreach_div", "_foreach_sqrt", "_foreach_norm"),
     *("_foreach_copy_", "_foreach_add_"),
+    *("native_group_norm", "ops.aten.native_group_norm_backward", "ops.aten.threshold_backward"),
 )
 
 
@@ -174,6 +175,39 @@ def flattened(tensors: Sequence[Tensor]) -> Tensor:
     """The entries of many tensors of one type in one tensor, in order."""
     flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
     return flat
+
+
+def normed_by_channel(
+    maps: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Maps after an instance norm, and each map's mean and inverse deviation."""
+    images, channels, height, width = maps.shape
+    normed, mean, factor = torch.native_group_norm(
+        maps, scale, shift, images, channels, height * width, channels, eps
+    )
+    return normed, mean, factor
+
+
+def gradients_of_norm(
+    grad: Tensor,
+    maps: Tensor,
+    mean: Tensor,
+    factor: Tensor,
+    scale: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of maps, scale and shift of `normed_by_channel`; None where none is wanted."""
+    images, channels, height, width = maps.shape
+    found: tuple[Tensor | None, ...] = torch.ops.aten.native_group_norm_backward(
+        grad, maps, mean, factor, scale, images, channels, height * width, channels, list(wanted)
+    )
+    return found
+
+
+def gradient_of_relu_(grad: Tensor, activated: Tensor) -> Tensor:
+    """What of a gradient passes a ReLU with these results, written over it."""
+    torch.ops.aten.threshold_backward.grad_input(grad, activated, 0, grad_input=grad)
+    return grad
 
 
 def traced(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:

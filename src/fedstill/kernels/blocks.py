@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedstill.kernels.unfolding import differentiable_gradients
+from fedstill.core.unfolding import differentiable_gradients
+from fedstill.models.pooled_blocks import EPS, unfolded
 
-EPS = 1e-5
 NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
 
 
@@ -28,11 +27,6 @@ def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return _Block.apply(maps, scale, shift)  # type: ignore[no-untyped-call,no-any-return]
         return _forward(maps, scale, shift)[0]
-
-
-def unfolded(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """The same by the framework's operations."""
-    return F.avg_pool2d(F.relu(F.group_norm(maps, maps.shape[1], scale, shift, EPS)), 2)
 
 
 class _Block(torch.autograd.Function):

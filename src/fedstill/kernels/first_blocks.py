@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedstill.kernels.blocks import EPS
 from fedstill.kernels.half_blocks import _twice
+from fedstill.models.pooled_blocks import EPS
 
 LEVELS = 4  # numbers kept of an image's colours, of which there are up to three
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedstill.kernels.blocks import EPS
+from fedstill.models.pooled_blocks import EPS
 
 
 def norm_relu_pool(maps: Tensor, scale: Tensor, shift: Tensor, *, last: bool = False) -> Tensor:

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.core.unfolding import differentiable_gradients
 from fedstill.kernels.stacked_blocks import stacked
-from fedstill.kernels.unfolding import differentiable_gradients
 
 ROWS = 128  # of a contrast: more would not fit into one program
 ENTRIES = 2**13  # of logits: the same

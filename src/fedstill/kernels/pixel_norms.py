@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedstill.kernels.blocks import EPS
-from fedstill.kernels.unfolding import differentiable_gradients
+from fedstill.core.unfolding import differentiable_gradients
+from fedstill.models.pooled_blocks import EPS
 
 MOST_NUMBERS = 16384  # of a map that a program holds at once
 NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedstill.kernels.unfolding import differentiable_gradients
+from fedstill.core.unfolding import differentiable_gradients
 
 CHANNELS = 128  # of a program, at most
 SHARES = ((32, 4), (32, 2), (32, 1), (16, 1), (8, 1))  # pixels of a program, and how often

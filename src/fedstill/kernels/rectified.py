@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.core.unfolding import differentiable_gradients
 from fedstill.kernels import pixel_pools
-from fedstill.kernels.unfolding import differentiable_gradients
 from fedstill.models.by_pixel import GAIN
 
 MOST_TAPS = 80  # numbers under a kernel of the first convolution, of which `takes` accepts so many

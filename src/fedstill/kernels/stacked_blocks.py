@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstill.core.torch_internals import in_transform
-from fedstill.kernels.blocks import EPS
 from fedstill.kernels.half_blocks import NormTiles, _norm_relu_pool, _slopes, norm_tiles
 from fedstill.models.by_pixel import GAIN
+from fedstill.models.pooled_blocks import EPS
 
 
 class Tiles(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedstill.core.gpu import kernels, plain_on_gpu
 from fedstill.core.model import Network, Norm
+from fedstill.core.pools import max_pool
 from fedstill.core.precision import pass_will_do
 from fedstill.core.records import Weights
 from fedstill.core.torch_internals import is_wrapped
@@ -64,7 +65,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor, *, padding: int, pooled: 
         fused: Tensor = ours.activated(F.conv2d(x, weight, padding=padding), bias, pooled=pooled)
         return fused
     x = F.relu(F.conv2d(x, weight, bias, padding=padding))
-    return F.max_pool2d(x, 2) if pooled else x
+    return max_pool(x) if pooled else x
 
 
 def _lie_by_pixel(x: Tensor, *others: Tensor) -> bool:

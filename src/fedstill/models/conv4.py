@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
+from fedstill.core.pools import max_pool
 from fedstill.core.records import Weights
 from fedstill.models.by_pixel import entered, normed, taken
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
@@ -80,7 +81,7 @@ class Conv4(Scalable):
             bias = None if self.norm == "static" else weights[f"conv{block}.bias"]
             x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=1))
             x = normed(self, weights, f"norm{block}", x, self.norm)
-            x = F.max_pool2d(x, 2) if block < 3 or self.last_pool else x
+            x = max_pool(x) if block < 3 or self.last_pool else x
             if block == 3 or not only_last:
                 maps.append(back(x))
         return [*maps, maps[-1].mean((2, 3))]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core import gpu
+from fedstill.core import gpu, pools
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.precision import (
@@ -22,6 +22,7 @@ from fedstill.core.precision import (
 from fedstill.core.ranges import Count
 from fedstill.core.records import Weights
 from fedstill.core.torch_internals import in_gradient_under_vmap, is_stacked, unwrapped
+from fedstill.models import pooled_blocks
 from fedstill.models.by_pixel import GAIN
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups
 
@@ -263,11 +264,13 @@ class ConvNet(Scalable):
             if kernels is not None:
                 by_example: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return by_example
+            if gpu.plain_on_cpu(x, scale, shift):
+                return pooled_blocks.norm_relu_pool(x, scale, shift)
         x = self.normalise(weights, name, x, self.norm)
         x = _ACTIVATIONS[self.activation](x)
         if self.pooling == "none":
             return x
-        return F.avg_pool2d(x, 2) if self.pooling == "avg" else F.max_pool2d(x, 2)
+        return pools.avg_pool(x) if self.pooling == "avg" else pools.max_pool(x)
 
     def _first_padding(self) -> int:
         return 3 if self.shape == (1, 28, 28) else 1

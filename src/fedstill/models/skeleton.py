@@ -26,7 +26,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from fedstill.core.errors import BadValue
+from fedstill.core.gpu import plain_on_cpu
 from fedstill.core.model import batch_norm
+from fedstill.core.pools import Quickly
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.torch_internals import in_transform, writes_into
 from fedstill.models.random_calls import Seeded
@@ -371,9 +373,11 @@ class Skeleton:
         )
 
     def _look(self, net: nn.Module) -> None:
-        """Whether answers go by example, and whether training draws or writes into buffers."""
+        """Whether answers go by example, what pools, and if training draws or writes buffers."""
         x = self.probe
-        together = self._answer(net.eval(), x)
+        with Quickly() as pools:
+            together = self._answer(net.eval(), x)
+        self.pools = pools.found
         apart = torch.cat([self._answer(net, half) for half in x.chunk(2)])
         self.by_example = bool(torch.allclose(together, apart, atol=1e-4, rtol=1e-3))
         for name, layer in net.named_modules():
@@ -477,7 +481,8 @@ class Skeleton:
         self, given: Weights, x: Tensor, seed: Tensor | None, training: bool
     ) -> Tensor:  # fmt: skip
         drawing = Seeded(seed) if training and self.draws else nullcontext()
-        with drawing, plain_attention():
+        pooling = Quickly() if self.pools and plain_on_cpu(x) else nullcontext()
+        with drawing, pooling, plain_attention():
             return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
     @cached_property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core.seeds import generator
-from fedstill.kernels.unfolding import differentiable_gradients
+from fedstill.core.unfolding import differentiable_gradients
 
 
 def plain(maps: Tensor, scale: Tensor, added: Tensor | None) -> Tensor:
