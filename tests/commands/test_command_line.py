@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 import fedstill as package
+from fedstill.core import source
 from fedstill.core.errors import BadValue
 from fedstill.report import canvas
 from small_recipes import fedstill, write_recipe
 
 
-def test_the_version_is_printed() -> None:
+def test_the_version_is_printed_with_the_code() -> None:
     said = fedstill("--version")
-    assert (said.code, said.out) == (0, f"fedstill {package.__version__}\n")
+    code = source.own_digest()[: source.SHORT]
+    assert (said.code, said.out) == (0, f"fedstill {package.__version__} (code {code})\n")
 
 
 def test_a_version_that_nobody_installed_is_nought(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +34,7 @@ def test_a_version_that_nobody_installed_is_nought(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(vars(package), "__version__", raising=False)
     said = fedstill("--version")
     monkeypatch.delitem(vars(package), "__version__", raising=False)
-    assert (said.code, said.out) == (0, "fedstill 0\n")
+    assert said.code == 0 and said.out.startswith("fedstill 0 (code ")
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("data",)])

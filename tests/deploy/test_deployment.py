@@ -24,19 +24,20 @@ from typer.testing import CliRunner
 
 from fedstill.commands import deploying
 from fedstill.commands.cli import app
+from fedstill.core import source
 from fedstill.core.errors import BadValue, RecipeError, SiteError
 from fedstill.deploy import coordinator
 from fedstill.deploy import folder as folders
 from fedstill.deploy import site as sites
 from fedstill.deploy.board import Board, Row, ask_to_stop, read_board
-from fedstill.deploy.place import faults
+from fedstill.deploy.place import faults, versions_beside
 from fedstill.recipe import checked
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import recipes as runs
 from fedstill.sites import certificates, words, zenoh
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy, Site
-from fedstill.sites.words import Act
+from fedstill.sites.words import SAME_CODE, Act
 from small_deployment import NAMES, free_port, recipe_for, rows, write_data
 
 
@@ -124,6 +125,43 @@ def test_a_deployment_gives_the_tables_of_one_process(make: Made, tmp_path: Path
     again: list[str] = []
     coordinator.start(consortium.out, again.append)
     assert again == [f"this run is finished: {apart}"]
+
+
+def test_sites_with_altered_code_are_refused_by_name_before_anything_is_played(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium, versions = make().joined(), iter("abcd")
+    monkeypatch.setattr(source, "own_version", lambda: f"fedstill 0.1.0 (code {next(versions)})")
+    with pytest.raises(SiteError) as caught:
+        consortium.played()
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [*NAMES]
+    for line in lines:
+        assert line.count("fedstill 0.1.0 (code ") == 2 and line.endswith(SAME_CODE)
+    assert not [*consortium.out.rglob("metrics.csv")]
+
+
+def test_the_code_of_plug_ins_that_a_recipe_names_is_compared_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site"
+    (folder / "own_pack-0.3.dist-info").mkdir(parents=True)
+    for name, text in {
+        "own_pack.py": "def confidence(labels, logits):\n    return 1.0\n",
+        "own_pack-0.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: own-pack\nVersion: 0.3\n",
+        "own_pack-0.3.dist-info/entry_points.txt": "[fedstill.metrics]\n"
+        "confidence = own_pack:confidence\naccuracy = own_pack:confidence\n",
+    }.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    data = write_data(tmp_path)
+    assert versions_beside(recipe_for(data)) == []  # accuracy is fedstill's own
+    recipe = recipe_for(data, "run.metrics=['accuracy','confidence']")
+    (before,) = versions_beside(recipe)
+    assert re.fullmatch(r"own-pack 0\.3 \(code [0-9a-f]{12}\)", before)
+    (folder / "own_pack.py").write_text("def confidence(labels, logits):\n    return 2.0\n")
+    (after,) = versions_beside(recipe)
+    assert after != before
 
 
 def test_a_site_that_comes_back_after_the_end_does_not_wait_for_ever(

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("zenoh", reason="needs fedstill[sites]")
 pytest.importorskip("cryptography", reason="needs fedstill[sites]")
 
+from fedstill.core import source
 from fedstill.core.errors import SiteError
 from fedstill.deploy import folder as folders
 from fedstill.deploy import peer
@@ -20,6 +21,7 @@ from fedstill.deploy import site as sites
 from fedstill.runs import recipes as runs
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy
+from fedstill.sites.words import SAME_CODE
 from small_deployment import NAMES, free_port, recipe_for, rows, write_data
 
 
@@ -104,6 +106,35 @@ def test_peers_do_not_begin_while_one_of_them_is_there_twice() -> None:
         peer._check_single(peers)
     known["west"] = [False, None]
     peer._check_single(peers)
+
+
+def test_peers_begin_only_when_all_have_said_what_they_run() -> None:
+    compared: list[str] = []
+    said: dict[str, Any] = {"south": "standing"}
+    peers: Any = SimpleNamespace(
+        others=["south", "west"],
+        standings=lambda seconds: said,
+        check_standing=lambda peer, standing: compared.append(peer),
+    )
+    with pytest.raises(SiteError, match="west: connected, but did not say within 600 s"):
+        peer._check_standings(peers, 600.0, begun=False)
+    peer._check_standings(peers, 5.0, begun=True)  # who comes back needs nobody's leave
+    said["west"] = "standing"
+    peer._check_standings(peers, 600.0, begun=False)
+    assert compared == ["south", "south", "south", "west"]
+
+
+def test_a_peer_with_altered_code_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = joined(tmp_path, 3, Patience(start=15, step=60), "run.rounds=1")
+    versions = iter("abc")
+    monkeypatch.setattr(source, "own_version", lambda: f"fedstill 0.1.0 (code {next(versions)})")
+    parties = played(places)
+    assert all(party.error for party in parties.values())  # who leaves last may find nobody
+    told = [party.error for party in parties.values() if SAME_CODE in party.error]
+    assert told and told[0].count("fedstill 0.1.0 (code ") == 2
+    assert not [*tmp_path.rglob("metrics.csv")]
 
 
 def test_privacy_among_peers_is_refused_before_anything_is_made(tmp_path: Path) -> None:

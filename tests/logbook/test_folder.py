@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from fedstill.core import source
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.logbook import (
     FolderLog,
@@ -187,6 +188,7 @@ def test_json_is_written_whole_and_refuses_what_json_cannot_hold(tmp_path):
 def test_the_environment_names_versions_and_threads():
     found = environment()
     assert {"fedstill", "python", "torch", "numpy", "device", "threads"} <= set(found)
+    assert found["code"] == source.own_digest()
     json.dumps(found)
 
 

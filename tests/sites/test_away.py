@@ -177,7 +177,7 @@ def test_a_site_that_comes_back_says_first_what_it_has_joined(version: str) -> N
     run(at_sites.away(method, world, there, Away, rounds=3), log)
     texts = {n.round: n.text for n in log.notes if n.node == "c1" and n.kind == "absent"}
     assert texts.pop(1) == "update: its connection is lost"
-    refused = "update: refused: it has fedstill another, the coordinator this"
+    refused = f"update: refused: it has another, the coordinator has this{words.SAME_CODE}"
     assert texts == ({} if version == "this" else {2: refused, 3: refused})
 
 

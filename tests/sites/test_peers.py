@@ -19,6 +19,7 @@ from fedstill.methods import METHODS
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import TWICE
 from fedstill.sites.peers import Peers, Said, Standing
+from fedstill.sites.words import SAME_CODE
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.at_sites import STANDING, Meeting, ThreadMesh
 from fedstill.testing.closely import written
@@ -201,8 +202,31 @@ def test_of_two_peers_the_other_ones_word_is_enough() -> None:
 def test_a_peer_of_another_recipe_is_refused_with_both_values() -> None:
     own = peer(small(METHODS["desa"]), worlds.pictures(), Meeting(), "c0")
     other = STANDING.replace(node="c1", recipe="another")
-    with pytest.raises(SiteError, match=r"c1 has recipe another, this peer has the same"):
+    with pytest.raises(
+        SiteError, match="it has recipe another, this peer has recipe the same"
+    ):
         own.check_standing("c1", Standing(other, 0, False))
+
+
+def test_a_peer_that_comes_back_with_other_code_is_absent_with_both_versions() -> None:
+    method, world, meeting = small(METHODS["desa"]), worlds.pictures(), Meeting()
+    own = peer(method, world, meeting, "c0", rounds=9)
+    other, code = ThreadMesh(meeting, "c1"), "fedstill 0.1.0 (code bbbbbbbbbbbb)"
+    other.say("4/0", b"a word", "c0")
+    hello = STANDING.replace(node="c1", fedstill=code)
+    other.say("standing", codec.encode(Standing(hello, 5, False)))
+    ThreadMesh(meeting, "c2").say(
+        "standing", codec.encode(Standing(STANDING.replace(node="c2"), 5, False))
+    )
+    until = time.monotonic() + 600
+    with pytest.raises(SiteError, match="install the same release, or check out the same commit"):
+        own.check_standing("c1", Standing(hello, 5, False))
+    assert own.furthest() == 0  # what it says of rounds does not count either
+    assert own._fetched("c1", 4, 0, until) == f"it has {code}, this peer has this{SAME_CODE}"
+    back = Standing(STANDING.replace(node="c1"), 5, False)
+    other.say("standing", codec.encode(back))
+    assert own.furthest() == 5
+    assert own._fetched("c1", 4, 0, until) == b"a word"
 
 
 def test_a_method_with_a_server_needs_a_coordinator() -> None:

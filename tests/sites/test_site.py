@@ -227,6 +227,21 @@ def test_a_hello_of_another_recipe_or_version_is_refused_with_both_values(site: 
         assert str(getattr(hello, name)) in text and str(value) in text
 
 
+def test_a_hello_of_altered_code_is_refused_with_both_versions_and_what_to_do(site: Site) -> None:
+    ours, theirs = "fedstill 0.1.0 (code aaaaaaaaaaaa)", "fedstill 0.1.0 (code bbbbbbbbbbbb)"
+    site.standing = replace(site.standing, fedstill=f"{ours}, zoo-pack 1.0 (code cccccccccccc)")
+    hello = replace(site.standing, fedstill=f"{theirs}, zoo-pack 1.0 (code cccccccccccc)")
+    assert refusal(site, hello) == f"it has {ours}, the coordinator has {theirs}{words.SAME_CODE}"
+    hello = replace(site.standing, fedstill=f"{ours}, zoo-pack 1.0 (code dddddddddddd)")
+    text = refusal(site, hello)
+    assert text.startswith("it has zoo-pack 1.0 (code cccccccccccc), the coordinator has zoo-pack")
+    assert text.endswith(words.SAME_CODE)
+    many = ", ".join(f"pack-{number} 1.0 (code aaaaaaaaaaaa)" for number in range(40))
+    site.standing = replace(site.standing, fedstill=f"{many}, last 1.0 (code aaaaaaaaaaaa)")
+    hello = replace(site.standing, fedstill=f"{many}, last 1.0 (code bbbbbbbbbbbb)")
+    assert "last 1.0 (code bbbbbbbbbbbb)" in refusal(site, hello)  # beyond what a log shows
+
+
 def test_a_step_that_fails_says_so_without_the_values_that_it_saw(tmp_path: Path) -> None:
     there = at_sites.sites(small(METHODS["scaffold"]), worlds.pictures(), tmp_path)
     text = refusal(there["c0"], act())  # nothing was broadcast, so the step cannot read it

@@ -69,7 +69,9 @@ for name, group in deploying.GROUPS.items():
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fedstill {fedstill.__version__}")
+        from fedstill.core import source  # which imports torch
+
+        typer.echo(source.written(source.OURS, fedstill.__version__, source.own_digest()))
         raise typer.Exit
 
 
@@ -81,7 +83,10 @@ def options(
     _: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and a digest of the code.",
         ),
     ] = False,
     verbose: Annotated[

@@ -87,6 +87,10 @@ class Names(Generic[T]):
             return error.faults[0]
         return None
 
+    def plug_in(self, name: str) -> EntryPoint | None:
+        """The plug-in that a name stands for, not loaded; None where it is ours or nobody's."""
+        return None if name in self.table else plug_ins(self.group).get(name)
+
     def known(self) -> list[str]:
         """Every name but references, ours first; nothing is loaded."""
         return [*self.table, *(name for name in plug_ins(self.group) if name not in self.table)]

@@ -117,8 +117,7 @@ def _among(
             )
         if not begun:
             _check_single(peers)
-        for peer, said in peers.standings(5.0).items():
-            peers.check_standing(peer, said)
+        _check_standings(peers, seconds, begun)
         yield
         peers.round = peers.experiment.rounds
         peers.stand(ended=True)
@@ -139,6 +138,22 @@ def _check_single(peers: Peers) -> None:
         found = {peer: peers.mesh.doubled(peer) for peer in peers.others}
     if twice := [peer for peer, doubled in found.items() if doubled]:
         raise SiteError(f"{', '.join(twice)}: {TWICE}, then start again")
+
+
+def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
+    """Refuse to play with peers that agreed to something else or run other code.
+
+    At the beginning everybody must say it; who comes back hears those who answer soon.
+    """
+    said = peers.standings(seconds)
+    for peer, standing in said.items():
+        peers.check_standing(peer, standing)
+    silent = [peer for peer in peers.others if peer not in said]
+    if silent and not begun:
+        raise SiteError(
+            f"{', '.join(silent)}: connected, but did not say within {seconds:g} s which recipe "
+            "and which code it runs; look at what it prints, then start again"
+        )
 
 
 def _ended(peers: Peers) -> bool:

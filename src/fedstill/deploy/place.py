@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fedstill.channels import CHANNEL_NAMES
+from fedstill.core import source
 from fedstill.core.data import Data
 from fedstill.core.errors import RecipeError, SiteError
 from fedstill.core.model import Model
-from fedstill.core.names import installed_alone
+from fedstill.core.names import Names, installed_alone
 from fedstill.core.records import NodeId
 from fedstill.data import Collection, Unlabelled
+from fedstill.data.catalogue import SET_NAMES
 from fedstill.engines.execution import Execution
 from fedstill.federation.budget import calibrated, planned
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party, Population, public_on
 from fedstill.federation.private import computed_normalisation
-from fedstill.logbook.environment import environment
+from fedstill.methods import METHOD_NAMES
+from fedstill.metrics.named import METRIC_NAMES
+from fedstill.models import MODEL_NAMES
 from fedstill.privacy.privacy import Plan
 from fedstill.recipe.build import execution_of, experiment_of, load_data, load_public
 from fedstill.recipe.check import faults_of
@@ -54,10 +60,8 @@ class Place:
 
     def standing(self, run: str) -> Hello:
         """What this party has agreed on, and what it runs."""
-        facts = environment()
-        return Hello(
-            run, self.me, self.agreed, facts["fedstill"], codec.VERSION, facts["torch"]
-        )  # fmt: skip
+        code = ", ".join([source.own_version(), *versions_beside(self.recipe)])
+        return Hello(run, self.me, self.agreed, code, codec.VERSION, torch.__version__)
 
 
 def faults(recipe: Recipe) -> list[str]:
@@ -165,6 +169,33 @@ def agreed_digest(recipe: Recipe, public: Unlabelled | None = None) -> str:
         tables["public content"] = public.digest()
     text = json.dumps(tables, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions_beside(recipe: Recipe) -> list[str]:
+    """Version and code of each package whose plug-ins a recipe names."""
+    tables = recipe.as_tables()
+    named: list[tuple[Names[Any], Iterable[str]]] = [
+        (METHOD_NAMES, _names_in(tables["method"])),
+        (MODEL_NAMES, _names_in(tables.get("models"))),
+        (CHANNEL_NAMES, _names_in(tables.get("federation"))),
+        (SET_NAMES, _names_in(tables["data"])),
+        (METRIC_NAMES, recipe.run.metrics),
+    ]
+    used = [kind.plug_in(name) for kind, names in named for name in names]
+    return sorted({source.version_of(plug_in) for plug_in in used if plug_in is not None})
+
+
+def _names_in(table: object) -> Iterator[str]:
+    """Every name that is given in a table, and in those inside it."""
+    if isinstance(table, Mapping):
+        name = table.get("name")
+        if isinstance(name, str):
+            yield name
+        for inner in table.values():
+            yield from _names_in(inner)
+    elif isinstance(table, list | tuple):
+        for inner in table:
+            yield from _names_in(inner)
 
 
 def spoken(digest: str) -> str:

@@ -1,20 +1,22 @@
-"""What a run stood on: versions, device, threads."""
+"""What a run stood on: versions, code, device, threads."""
 
 from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstill.core import source
+
 
 def environment() -> dict[str, Any]:
     """Versions and hardware as a table for environment.json."""
     return {
-        "fedstill": _installed("fedstill"),
+        "fedstill": source.installed(source.OURS),
+        "code": source.own_digest(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
@@ -30,10 +32,3 @@ def _device() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return platform.processor() or platform.machine()
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstill.core import ranges
+import torch
+
+from fedstill.core import ranges, source
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.files import write_whole
 from fedstill.core.node import Cache
@@ -26,7 +28,6 @@ from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
 from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.run import Progress, Save, Watch, run
-from fedstill.logbook.environment import environment
 from fedstill.logbook.events import Note
 from fedstill.logbook.reader import Run, read_run
 from fedstill.logbook.rows import Rows
@@ -367,8 +368,7 @@ def spread(own: InProcess, transport: Transport | None) -> Engine:
 
 def standing(digest: str) -> Ready:
     """What all ranks must share."""
-    facts = environment()
-    return Ready(digest, f"fedstill {facts['fedstill']}, torch {facts['torch']}")
+    return Ready(digest, f"{source.own_version()}, torch {torch.__version__}")
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

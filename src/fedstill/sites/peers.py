@@ -30,7 +30,7 @@ from fedstill.federation.sampling import Sampler
 from fedstill.sites.away import Patience, check_kind
 from fedstill.sites.exchange import TWICE
 from fedstill.sites.own_node import OwnNode
-from fedstill.sites.words import Hello
+from fedstill.sites.words import Hello, difference
 from fedstill.wire import codec
 
 STANDING = "standing"  # under this name everybody hears where a peer is
@@ -106,6 +106,7 @@ class Peers(OwnNode):
         self.round = 0  # where it stands
         self._kinds = kinds_of(inner.experiment.method)
         self._claimed: dict[NodeId, int] = {}  # the round that each of the others last named
+        self._differ: dict[NodeId, str] = {}  # who runs or agreed to something else, and what
         self._pool = ThreadPoolExecutor(max(1, len(self.others)))
 
     def load(self, folder: Path, *, digest: str | None) -> Saved | None:
@@ -181,6 +182,8 @@ class Peers(OwnNode):
 
         Of two processes in one name neither is heard: each would say something else.
         """
+        if peer in self._differ:
+            return self._differ[peer]
         name, silent, doubled = f"{round}/{number}", False, None
         while (left := until - time.monotonic()) > 0:
             doubled = self.mesh.doubled(peer)
@@ -261,20 +264,30 @@ class Peers(OwnNode):
         One who is away confirms nothing but what it said when it was last heard, so the fewer are
         heard, the more of them must agree; no round is skipped on the word of one among several.
         """
-        self._claimed |= {peer: said.round for peer, said in self.standings().items()}
+        for peer, said in self.standings().items():
+            why = self._differing(said)
+            if why is None:
+                self._claimed[peer] = said.round
+                self._differ.pop(peer, None)
+            else:  # it came back with something else
+                self._differ[peer] = why
         claimed = sorted(self._claimed.values(), reverse=True)
         needed = len(self.others) // 2 + 1
         return min(self.experiment.rounds, claimed[needed - 1]) if len(claimed) >= needed else 0
 
     def check_standing(self, peer: NodeId, said: Standing) -> None:
-        """Refuse a peer that has agreed to something else, with both values."""
-        for name in ("run", "recipe", "fedstill", "wire"):
-            here, there = getattr(self.standing, name), getattr(said.hello, name)
-            if here != there:
-                raise SiteError(
-                    f"{peer} has {name} {told(str(there))}, this peer has {here}; all must "
-                    "join with the same invitation and run the same fedstill"
-                )
+        """Refuse a peer that has agreed to something else, or runs other code, with both values."""
+        if why := self._differing(said):
+            raise SiteError(f"{peer}: {why}")
+
+    def _differing(self, said: Standing) -> str | None:
+        """In what a peer differs from this one that all must share, and what to do about it."""
+        found = difference(self.standing, said.hello, ("run", "recipe", "fedstill", "wire"))
+        if found is None:
+            return None
+        here, there, remedy = found
+        remedy = remedy or "; all must join with the same invitation"
+        return f"it has {there}, this peer has {here}{remedy}"
 
     def close(self) -> None:
         """End what was begun to hear others."""

@@ -199,16 +199,9 @@ class Site:
 
     def _hello(self, hello: Hello) -> Present:
         own = self.standing
-        for name, what in (
-            ("run", "run"),
-            ("node", "site"),
-            ("recipe", "recipe"),
-            ("fedstill", "fedstill"),
-            ("wire", "wire format"),
-        ):
-            here, there = (told(str(getattr(side, name))) for side in (own, hello))
-            if here != there:
-                raise SiteError(f"it has {what} {here}, the coordinator {there}")
+        if found := words.difference(own, hello, ("run", "node", "recipe", "fedstill", "wire")):
+            here, there, remedy = found
+            raise SiteError(f"it has {here}, the coordinator has {there}{remedy}")
         data = self.engine.population.party(self.name).data
         privacy = self.engine.experiment.privacy
         public = privacy is None or privacy.labels == "public" or not privacy.valid

@@ -6,6 +6,7 @@ So a request may be repeated, and an answer may be lost, and neither does any ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from torch import Tensor
@@ -18,6 +19,11 @@ from fedstill.wire import codec
 NEVER = "never"  # the mark of a memory that was not made yet
 BLANK = "blank"  # the mark of one who has acted and remembers nothing
 MOST_MARKS = 64  # that a request may ask to keep
+TITLES = {"run": "run", "node": "site", "recipe": "recipe", "wire": "wire format"}
+SAME_CODE = (
+    "; install the same release, or check out the same commit, at all parties "
+    "(`fedstill --version` shows both)"
+)
 
 R = TypeVar("R", bound=Record)
 
@@ -28,9 +34,29 @@ class Hello(Record):
     run: str
     node: str
     recipe: str  # the digest that was agreed on
-    fedstill: str
+    fedstill: str  # the version and the code of each package that is used; see core.source
     wire: int
     torch: str
+
+
+def difference(here: Hello, there: Hello, names: Iterable[str]) -> tuple[str, str, str] | None:
+    """The first of these fields in which two parties differ, by both values; and what to do."""
+    for name in names:
+        own, other = (str(getattr(side, name)) for side in (here, there))
+        if own != other and name == "fedstill":
+            return *_other_code(own, other), SAME_CODE
+        if own != other:
+            return f"{TITLES[name]} {told(own)}", f"{TITLES[name]} {told(other)}", ""
+    return None
+
+
+def _other_code(own: str, other: str) -> tuple[str, str]:
+    """Of the packages on either side those that the other has not."""
+    here, there = own.split(", "), other.split(", ")
+    return (
+        told(", ".join(one for one in here if one not in there) or "nothing besides"),
+        told(", ".join(one for one in there if one not in here) or "nothing besides"),
+    )
 
 
 class Present(Record):
