@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +25,7 @@ from fedstill.runs import recipes as runs
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy
 from fedstill.sites.words import SAME_CODE
+from fedstill.sites.zenoh import ZenohMesh
 from small_deployment import NAMES, free_port, recipe_for, rows, write_data
 
 
@@ -63,10 +67,14 @@ def joined(tmp_path: Path, listening: int, patience: Patience, *changes: str) ->
 
 def played(places: dict[str, Path]) -> dict[str, Party]:
     parties = {name: Party(place) for name, place in places.items()}
+    ended_all(parties)
+    return parties
+
+
+def ended_all(parties: dict[str, Party]) -> None:
     for party in parties.values():
         party.thread.join(100)
         assert not party.thread.is_alive(), party.said
-    return parties
 
 
 def test_three_peers_one_of_whom_cannot_listen_have_the_tables_of_one_process(
@@ -95,17 +103,60 @@ def test_two_peers_of_whom_neither_listens_are_told_that_they_cannot_hear_each_o
     assert "not connected within 2 s: south" in parties["west"].error
 
 
-def test_peers_do_not_begin_while_one_of_them_is_there_twice() -> None:
+def test_peers_do_not_begin_while_one_of_them_is_there_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer, "NOTICE", 1.0)
     known: dict[str, list[bool | None]] = {"south": [False], "west": [True, None, None]}
 
     def doubled(name: str) -> bool | None:  # not known at first: the one before may have ended
         return known[name].pop() if len(known[name]) > 1 else known[name][0]
 
-    peers: Any = SimpleNamespace(others=[*known], mesh=SimpleNamespace(doubled=doubled))
+    peers: Any = SimpleNamespace(
+        others=[*known], mesh=SimpleNamespace(doubled=doubled), check_alone=lambda: None
+    )
     with pytest.raises(SiteError, match="west: two processes are connected in its name"):
         peer._check_single(peers)
     known["west"] = [False, None]
     peer._check_single(peers)
+    known["west"] = [False, True, True, None]  # the second one was told, and has ended
+    peer._check_single(peers)
+
+
+class SoonSure(ZenohMesh):
+    """Does not wait long for the sign of life of a process that is gone."""
+
+    north: SoonSure
+
+    def __init__(self, *given: Any):
+        super().__init__(*given, lingering=1.0)
+        if self.me == "north":
+            SoonSure.north = self
+
+
+def test_of_a_peer_that_is_started_twice_one_ends_with_a_plain_error_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "LOOK", 0.2)
+    monkeypatch.setattr(peer, "ZenohMesh", SoonSure)
+    places = joined(tmp_path, 2, Patience(start=60, step=60), "run.rounds=1")
+    places["copy"] = tmp_path / "copy"
+    shutil.copytree(places["west"], places["copy"])
+    parties = {name: Party(place) for name, place in places.items() if name != "south"}
+    until = time.monotonic() + 60
+    while not (hasattr(SoonSure, "north") and SoonSure.north.later("west")):  # it sees both
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    parties["south"] = Party(places["south"])
+    ended_all(parties)
+    twins = [parties["west"], parties["copy"]]
+    (ended,) = [party.error for party in twins if party.error]
+    assert re.match(
+        "another process plays west and was connected before this one, as north, south see", ended
+    )
+    whole = [place for name, place in places.items() if not parties[name].error]
+    assert len(whole) == 3
+    assert all((place / "run" / "summary.json").exists() for place in whole)
 
 
 def test_peers_begin_only_when_all_have_said_what_they_run() -> None:
@@ -115,13 +166,17 @@ def test_peers_begin_only_when_all_have_said_what_they_run() -> None:
         others=["south", "west"],
         standings=lambda seconds: said,
         check_standing=lambda peer, standing: compared.append(peer),
+        mesh=SimpleNamespace(doubled=lambda peer: False),
     )
-    with pytest.raises(SiteError, match="west: connected, but did not say within 600 s"):
-        peer._check_standings(peers, 600.0, begun=False)
+    with pytest.raises(SiteError, match="west: connected, but did not say within"):
+        peer._check_standings(peers, 0.3, begun=False)
+    compared.clear()
     peer._check_standings(peers, 5.0, begun=True)  # who comes back needs nobody's leave
-    said["west"] = "standing"
+    assert compared == ["south"]
+    timer = threading.Timer(0.3, said.update, [{"west": "standing"}])
+    timer.start()
     peer._check_standings(peers, 600.0, begun=False)
-    assert compared == ["south", "south", "south", "west"]
+    assert compared[-1] == "west"
 
 
 def test_a_peer_with_altered_code_is_refused_before_anything_is_played(

@@ -135,7 +135,7 @@ def wait_until(true: Any, seconds: float = 20.0) -> bool:
 
 
 def test_two_processes_in_one_name_are_noticed_and_so_is_the_end_of_one(
-    tmp_path: Path, authority: Authority
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = {name: f"127.0.0.1:{free_port()}" for name in NAMES}
     with meeting(tmp_path, authority, addresses=ports) as mesh:
@@ -143,12 +143,25 @@ def test_two_processes_in_one_name_are_noticed_and_so_is_the_end_of_one(
         north.lingering = 0.5
         assert north.present.wait_for(["south", "west"], 20) == set()
         assert north.doubled("west") is False
+        monkeypatch.setattr(zenoh, "TOGETHER", 0.0)  # whoever is heard first came first
         own = trusting(joined(tmp_path / "copy", authority, "west"), authority)
         settings = zenoh.of_peer(own, RUN, None, {"north": ports["north"], "south": None})
         copy = ZenohMesh(zenoh.opened(settings), RUN, "west", ["north", "south"])
         try:
             assert wait_until(lambda: north.doubled("west") is True)
             assert north.doubled("south") is False
+            assert north.later("west") == {copy.id} and north.later("south") == set()
         finally:
             copy.close()
         assert wait_until(lambda: north.doubled("west") is False)
+
+
+def test_the_process_that_came_first_is_not_named_and_who_sees_both_at_once_agrees_on_one() -> None:
+    here: Any = object.__new__(zenoh.Here)
+    here._changed = threading.Condition()
+    key = f"{zenoh.root(RUN)}/west/{zenoh.ALIVE}"
+    here._signs = {"west": {f"{key}/bb": 100.0, f"{key}/aa": 100.0 + 2 * zenoh.TOGETHER}}
+    assert here.later("west") == {"aa"}
+    here._signs = {"west": {f"{key}/bb": 100.0, f"{key}/aa": 100.1, f"{key}/cc": 180.0}}
+    assert here.later("west") == {"bb", "cc"}
+    assert here.later("south") == set()

@@ -18,7 +18,7 @@ from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import TWICE
-from fedstill.sites.peers import Peers, Said, Standing
+from fedstill.sites.peers import Peers, Said, Standing, Twins
 from fedstill.sites.words import SAME_CODE
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.at_sites import STANDING, Meeting, ThreadMesh
@@ -146,6 +146,52 @@ def test_a_peer_that_is_there_twice_is_heard_in_neither_form_until_one_has_ended
     assert own.furthest() == 5
 
 
+def test_a_process_ends_when_more_than_half_of_all_others_saw_another_one_before_it() -> None:
+    method, world, meeting = small(METHODS["desa"]), worlds.pictures((9, 10, 11, 9, 10)), Meeting()
+    own = peer(method, world, meeting, "c0", rounds=9)
+    others = {name: ThreadMesh(meeting, name) for name in own.others}
+
+    def named(*who: str, by: str = "c0", id: str = own.mesh.id) -> bool:
+        """Whether it ends when so many others name a process of a peer."""
+        for name, mesh in others.items():
+            later = {by: (id,)} if name in who else {}
+            mesh.say("twins", codec.encode(Twins("trial", later)))
+        own.look_for_twins()
+        try:
+            own.check_alone()
+        except SiteError as error:
+            assert (
+                f"another process plays c0 and was connected before this one, as {who[0]}"
+                in str(error)
+            )
+            return True
+        return False
+
+    assert not named() and not named("c1") and not named("c1", "c2")  # two of four are not enough
+    assert not named(*others, id="another process") and not named(*others, by="c1")
+    others["c1"].say("twins", b"something else")
+    own.look_for_twins()
+    own.check_alone()
+    meeting.twice.add("c3")
+    assert not named("c1", "c2", "c3")  # of c3, one of two would say it
+    meeting.twice.clear()
+    assert named("c1", "c2", "c3")
+    with pytest.raises(SiteError, match="end the other and start again"):
+        own._fetched("c1", 4, 0, time.monotonic() + 600)
+    with pytest.raises(SiteError, match="end the other and start again"):
+        own.experiment.sampling.awake(1, ["c0"], 0)
+
+
+def test_a_peer_says_which_process_of_another_came_later() -> None:
+    meeting = Meeting()
+    own = peer(small(METHODS["desa"]), worlds.pictures(), meeting, "c0")
+    meeting.twice.add("c1")
+    meeting.second["c1"] = meeting.second["c2"] = "the later one"
+    own.look_for_twins()
+    said = codec.decode(meeting.said["c0", None, "twins"], Twins)
+    assert said.later == {"c1": ("the later one",)}  # c2 is not known to be there twice
+
+
 def test_a_returning_peer_sleeps_through_rounds_that_more_than_half_have_left(
     tmp_path: Path,
 ) -> None:
@@ -202,9 +248,7 @@ def test_of_two_peers_the_other_ones_word_is_enough() -> None:
 def test_a_peer_of_another_recipe_is_refused_with_both_values() -> None:
     own = peer(small(METHODS["desa"]), worlds.pictures(), Meeting(), "c0")
     other = STANDING.replace(node="c1", recipe="another")
-    with pytest.raises(
-        SiteError, match="it has recipe another, this peer has recipe the same"
-    ):
+    with pytest.raises(SiteError, match="it has recipe another, this peer has recipe the same"):
         own.check_standing("c1", Standing(other, 0, False))
 
 

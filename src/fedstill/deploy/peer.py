@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +25,8 @@ from fedstill.sites.peers import Peers
 from fedstill.sites.zenoh import ZenohMesh
 
 Say = Callable[[str], None]
+LOOK = 2.0  # seconds between two looks at whether anybody is there twice
+NOTICE = 60.0  # seconds in which one that is there for the second time ends, as it is told to
 
 
 def start(folder: Path, say: Say) -> Path:
@@ -107,33 +110,59 @@ def _among(
     assert isinstance(mesh, ZenohMesh)
     peers.stand()
     try:
-        say(f"{deployment.name} looks for {', '.join(peers.others)}")
-        seconds = 5.0 if begun else patience.start
-        missing = mesh.present.wait_for(peers.others, seconds)
-        if missing and not begun:
-            raise SiteError(
-                f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
-                "that do not hear each other, at least one must listen at an address"
-            )
-        if not begun:
-            _check_single(peers)
-        _check_standings(peers, seconds, begun)
-        yield
-        peers.round = peers.experiment.rounds
-        peers.stand(ended=True)
-        until = time.monotonic() + patience.step
-        while time.monotonic() < until and not _ended(peers):
-            time.sleep(0.2)
-        time.sleep(0.5)  # for the last question about where this peer is
-        say("the run is over")
+        with _looking_for_twins(peers):
+            say(f"{deployment.name} looks for {', '.join(peers.others)}")
+            _find(peers, mesh, patience, begun)
+            yield
+            peers.round = peers.experiment.rounds
+            peers.stand(ended=True)
+            until = time.monotonic() + patience.step
+            while time.monotonic() < until and not _ended(peers):
+                time.sleep(0.2)
+            time.sleep(0.5)  # for the last question about where this peer is
+            say("the run is over")
     finally:
         peers.close()
 
 
+@contextmanager
+def _looking_for_twins(peers: Peers) -> Iterator[None]:
+    """Meanwhile look again and again whether a peer, or this one, is there twice."""
+    over = threading.Event()
+
+    def looking() -> None:
+        while not over.wait(LOOK):
+            peers.look_for_twins()
+
+    thread = threading.Thread(target=looking, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _find(peers: Peers, mesh: ZenohMesh, patience: Patience, begun: bool) -> None:
+    seconds = 5.0 if begun else patience.start
+    missing = mesh.present.wait_for(peers.others, seconds)
+    if missing and not begun:
+        raise SiteError(
+            f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
+            "that do not hear each other, at least one must listen at an address"
+        )
+    _check_standings(peers, seconds, begun)
+
+
 def _check_single(peers: Peers) -> None:
-    """Refuse to begin where two processes are connected in one name."""
+    """Refuse to begin where two processes are connected in one name and neither ends.
+
+    The one before may just have ended, and one that came later is told to end.
+    """
+    until = time.monotonic() + NOTICE
     found = {peer: peers.mesh.doubled(peer) for peer in peers.others}
-    while None in found.values():  # the one before may just have ended
+    while None in found.values() or (any(found.values()) and time.monotonic() < until):
+        peers.check_alone()
         time.sleep(0.2)
         found = {peer: peers.mesh.doubled(peer) for peer in peers.others}
     if twice := [peer for peer, doubled in found.items() if doubled]:
@@ -143,13 +172,21 @@ def _check_single(peers: Peers) -> None:
 def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
     """Refuse to play with peers that agreed to something else or run other code.
 
-    At the beginning everybody must say it; who comes back hears those who answer soon.
+    At the beginning everybody must say it, and be there once; who comes back hears those who answer
+    soon.
     """
-    said = peers.standings(seconds)
-    for peer, standing in said.items():
-        peers.check_standing(peer, standing)
-    silent = [peer for peer in peers.others if peer not in said]
-    if silent and not begun:
+    until, silent = time.monotonic() + seconds, peers.others
+    while silent and (left := until - time.monotonic()) > 0:
+        if not begun:
+            _check_single(peers)
+        said = peers.standings(left)
+        for peer, standing in said.items():
+            peers.check_standing(peer, standing)
+        silent = [peer for peer in peers.others if peer not in said]
+        if begun:
+            return
+        time.sleep(0.2 if silent else 0)
+    if silent:
         raise SiteError(
             f"{', '.join(silent)}: connected, but did not say within {seconds:g} s which recipe "
             "and which code it runs; look at what it prints, then start again"

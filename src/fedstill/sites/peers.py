@@ -34,6 +34,7 @@ from fedstill.sites.words import Hello, difference
 from fedstill.wire import codec
 
 STANDING = "standing"  # under this name everybody hears where a peer is
+TWINS = "twins"  # and under this one, whom it sees twice
 PIECE = 1.0  # seconds that a word is waited for before looking whether its speaker is there
 KEPT = 2  # rounds of which words are kept; those before the first round are kept for good
 
@@ -60,11 +61,22 @@ class Standing(Record):
     ended: bool
 
 
+class Twins(Record):
+    """Which processes a peer sees in another's name beside the one that came first."""
+
+    run: str
+    later: dict[str, tuple[str, ...]]
+
+
 class Mesh(Protocol):
     """Says words by name, to everybody or to one hearer, and fetches others'.
 
     That it is really they who speak, and that nobody else hears, is its duty.
     """
+
+    @property
+    def id(self) -> str:
+        """By what others tell this process from another one in the same name."""
 
     def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None: ...
 
@@ -85,6 +97,9 @@ class Mesh(Protocol):
 
     def doubled(self, peer: NodeId) -> bool | None:
         """Whether two processes are connected in a peer's name; None while it is not known."""
+
+    def later(self, peer: NodeId) -> set[str]:
+        """The processes in a peer's name but the one that came first."""
 
 
 class Peers(OwnNode):
@@ -107,6 +122,7 @@ class Peers(OwnNode):
         self._kinds = kinds_of(inner.experiment.method)
         self._claimed: dict[NodeId, int] = {}  # the round that each of the others last named
         self._differ: dict[NodeId, str] = {}  # who runs or agreed to something else, and what
+        self._twin_of: list[NodeId] = []  # who say that another process was here before this one
         self._pool = ThreadPoolExecutor(max(1, len(self.others)))
 
     def load(self, folder: Path, *, digest: str | None) -> Saved | None:
@@ -186,6 +202,7 @@ class Peers(OwnNode):
             return self._differ[peer]
         name, silent, doubled = f"{round}/{number}", False, None
         while (left := until - time.monotonic()) > 0:
+            self.check_alone()
             doubled = self.mesh.doubled(peer)
             if doubled and round:
                 return TWICE
@@ -258,6 +275,38 @@ class Peers(OwnNode):
             return None
         return said if said is not None and said.hello.node == peer else None
 
+    def look_for_twins(self) -> None:
+        """Say which processes are one too many, and hear whether this is one of them.
+
+        A process counts as one only by the word of more than half of all others, as `furthest`
+        does, so one of several cannot end another. Who came first is not named: whoever has copied
+        a peer's key cannot end that peer by it.
+        """
+        twice = [peer for peer in self.others if self.mesh.doubled(peer)]
+        later = {peer: tuple(sorted(self.mesh.later(peer))) for peer in twice}
+        self.mesh.say(TWINS, codec.encode(Twins(self.standing.run, later)))
+        here = [peer for peer in self.others if peer in self.mesh.here() and peer not in twice]
+        naming = [peer for peer in here if self._is_twin_for(peer)]
+        if len(naming) > len(self.others) // 2:
+            self._twin_of = naming
+
+    def _is_twin_for(self, peer: NodeId) -> bool:
+        data = self.mesh.fetch(peer, TWINS, PIECE)
+        try:
+            said = Twins(self.standing.run, {}) if data is None else codec.decode(data, Twins)
+        except WireError:
+            return False
+        return said.run == self.standing.run and self.mesh.id in said.later.get(self.me, ())
+
+    def check_alone(self) -> None:
+        """End a process whose peer is already played by another one."""
+        if self._twin_of:
+            raise SiteError(
+                f"another process plays {self.me} and was connected before this one, as "
+                f"{', '.join(self._twin_of)} see; only one may take part, since each has memories "
+                "of its own. If this is the one that is to go on, end the other and start again"
+            )
+
     def furthest(self) -> int:
         """The round that more than half of all others say they have reached.
 
@@ -304,6 +353,7 @@ class Catching:
     def awake(self, round: int, members: Sequence[NodeId], seed: int) -> list[NodeId]:
         """Who is awake, in the order of their names."""
         peers = self.peers
+        peers.check_alone()
         reached = peers.furthest()
         if round < reached:
             peers.notes.append(f"round {round} is over elsewhere; others are in round {reached}")

@@ -30,6 +30,7 @@ MOST_BYTES = 1 << 30  # of a message, before any of it is decoded
 PATIENCE_MS = 5000  # for a site's call to be taken; it calls again
 ALIVE = "alive"  # under this name each process of a party has a sign of life of its own
 LINGERING = 15.0  # seconds for which that of a process may last which is gone; its line has ten
+TOGETHER = 5.0  # seconds between two signs of life whose order is not known
 MOST_SIGNS = 16  # of one party that are kept
 AGAIN = 30.0  # seconds after which a question is asked again
 MOST_WAITING = 64  # questions for one word that is not said yet
@@ -205,7 +206,7 @@ class Here:
     def __init__(self, session: zenoh.Session, run: str, names: Iterable[NodeId]):
         self._session, self._run = session, run
         self._names: set[NodeId] = set()
-        self._signs: dict[NodeId, set[str]] = {}  # of life, by the process that gives it
+        self._signs: dict[NodeId, dict[str, float]] = {}  # of life, by process, and since when
         self._left: dict[NodeId, float] = {}  # when each was there last
         self._doubled: dict[NodeId, float] = {}  # since when somebody is there twice
         self._began = time.monotonic()
@@ -245,10 +246,22 @@ class Here:
             return None
         known = self._ask([name], time.monotonic() + 0.5)
         with self._changed:
-            ended = self._signs.get(name, set()) - known if known else set()
+            ended = {*self._signs.get(name, {})} - known if known else set()
         for key in ended:
             self._noted(key, there=False)
         return name in self._doubled
+
+    def later(self, name: NodeId) -> set[str]:
+        """The processes in a name but the one that came first.
+
+        Of those that came at about the same time, as they do for one who has just begun to look,
+        the first by their names counts as that one, so that all who look agree.
+        """
+        with self._changed:
+            since = {key.split("/")[-1]: at for key, at in self._signs.get(name, {}).items()}
+        began = min(since.values(), default=0.0)
+        first = min((id for id, at in since.items() if at - began <= TOGETHER), default="")
+        return {*since} - {first}
 
     def wait_for(
         self,
@@ -289,13 +302,13 @@ class Here:
         """A sign of life, or its end."""
         name = key.split("/")[2]
         with self._changed:
-            signs = self._signs.setdefault(name, set())
+            signs = self._signs.setdefault(name, {})
             if there:
                 if len(signs) < MOST_SIGNS:
-                    signs.add(key)
+                    signs.setdefault(key, time.monotonic())
                 self._names.add(name)
             else:
-                signs.discard(key)
+                signs.pop(key, None)
                 if not signs:
                     self._names.discard(name)
                     self._left[name] = time.monotonic()
@@ -392,7 +405,8 @@ class ZenohMesh:
         self._kept_from = 0  # the first round after the beginning whose words are kept
         self._lock = threading.Lock()
         self._queryable = session.declare_queryable(f"{root(run)}/{me}/**", self._asked)
-        self._token = _sign_of_life(session, run, me)
+        self.id = secrets.token_hex(8)
+        self._token = _sign_of_life(session, run, me, self.id)
 
     def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None:
         """From now on this is the answer to whoever may ask for the name."""
@@ -449,6 +463,10 @@ class ZenohMesh:
         """Whether two processes are connected in a peer's name; None while it is not known."""
         return self.present.doubled(peer, self.lingering)
 
+    def later(self, peer: NodeId) -> set[str]:
+        """The processes in a peer's name but the one that came first."""
+        return self.present.later(peer)
+
     def close(self) -> None:
         """Hang up."""
         closed(self.session)
@@ -477,9 +495,9 @@ class ZenohMesh:
         return False
 
 
-def _sign_of_life(session: zenoh.Session, run: str, me: NodeId) -> zenoh.LivelinessToken:
+def _sign_of_life(session: zenoh.Session, run: str, me: NodeId, id: str) -> zenoh.LivelinessToken:
     """What others see as long as this process is connected; another one in its name differs."""
-    key = f"{root(run)}/{me}/{ALIVE}/{secrets.token_hex(8)}"
+    key = f"{root(run)}/{me}/{ALIVE}/{id}"
     return session.liveliness().declare_token(key)
 
 
@@ -520,7 +538,7 @@ def serve(
             del line[:-MOST_ASKERS]
 
     queryable = session.declare_queryable(f"{root(run)}/{me}/ask", asked)
-    token = _sign_of_life(session, run, me)
+    token = _sign_of_life(session, run, me, secrets.token_hex(8))
     try:
         while not ended():
             try:

@@ -72,6 +72,7 @@ class Meeting:
         self.said: dict[tuple[NodeId, NodeId | None, str], bytes] = {}
         self.present: set[NodeId] = set()
         self.twice: set[NodeId] = set()  # in whose names two are there
+        self.second: dict[NodeId, str] = {}  # and the process of each that came later
         self.changed = threading.Condition()
 
 
@@ -79,7 +80,7 @@ class ThreadMesh:
     """One peer's end of such a meeting."""
 
     def __init__(self, meeting: Meeting, me: NodeId):
-        self.meeting, self.me = meeting, me
+        self.meeting, self.me, self.id = meeting, me, f"{me} itself"
         with meeting.changed:
             meeting.present.add(me)
 
@@ -110,6 +111,10 @@ class ThreadMesh:
     def doubled(self, peer: NodeId) -> bool | None:
         """Whether somebody said so."""
         return peer in self.meeting.twice
+
+    def later(self, peer: NodeId) -> set[str]:
+        """As somebody said."""
+        return {self.meeting.second[peer]} if peer in self.meeting.second else set()
 
     def leave(self) -> None:
         """Be no longer there."""
