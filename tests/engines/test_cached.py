@@ -22,12 +22,14 @@ from fedstill.testing import small
 ON_HOST = Execution(device="cpu")
 
 
-def warmed(name: str, kind: Any, cache: FolderCache | None, *clients: str) -> list[torch.Tensor]:
-    """What c1 remembers after the warm-up of some clients, or of all."""
-    method, world = small(METHODS[name]), worlds.pictures()
+def warmed(
+    name: str, kind: Any, cache: FolderCache | None, *clients: str, sizes: Any = (20, 27, 23)
+) -> list[torch.Tensor]:
+    """What c1, c2 and so on remember after the warm-up of some clients, or of all."""
+    method, world = small(METHODS[name]), worlds.pictures(sizes)
     engine = worlds.engine_for(method, world, kind, cache=cache)
     engine.play(method.before()[0], 0, {c: Inbox() for c in clients or world.clients})
-    return list(engine.states["c1"].tensors().values())
+    return [item for state in engine.states.values() for item in state.tensors().values()]
 
 
 @pytest.mark.parametrize("name", ["desa", "fedlgd"])
@@ -54,6 +56,30 @@ def test_what_a_stack_made_is_not_what_a_client_makes_alone(tmp_path: Path) -> N
     warmed("desa", Batched, FolderCache(tmp_path))
     alone = warmed("desa", Batched, FolderCache(tmp_path), "c1")
     assert all(map(torch.equal, alone, warmed("desa", Batched, None, "c1")))
+
+
+@pytest.mark.parametrize("name", ["desa", "fedlgd"])
+@pytest.mark.parametrize("missing", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_a_cache_that_holds_a_part_of_a_stack_changes_no_digit(
+    name: str, missing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As a kill leaves it, or a run that plays beside this one."""
+    made = warmed(name, Batched, FolderCache(tmp_path))
+    files = sorted(tmp_path.iterdir())
+    for number in missing:
+        files[number].unlink()
+    again = FolderCache(tmp_path)
+    assert all(map(torch.equal, warmed(name, Batched, again), made))
+    assert again.made == len(missing) and sorted(tmp_path.iterdir()) == files
+
+
+def test_a_client_without_examples_does_not_keep_a_stack_from_finding_its_sets(
+    tmp_path: Path,
+) -> None:
+    made = warmed("desa", Batched, FolderCache(tmp_path), sizes=(20, 0, 23))
+    again = FolderCache(tmp_path)
+    assert all(map(torch.equal, warmed("desa", Batched, again, sizes=(20, 0, 23)), made))
+    assert (again.made, again.found) == (0, 2)
 
 
 def test_for_the_keys_of_a_stack_everybody_is_looked_at_once(

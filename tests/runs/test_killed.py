@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from fedstill.engines import checkpoint
+from fedstill.federation.cache import FolderCache
 from fedstill.logbook.writer import FolderLog
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import read_recipe
@@ -183,6 +185,23 @@ def test_dying_at_a_write_and_resuming_equals_never_dying(tmp_path, whole, owner
     else:  # it never began, and may begin now
         assert fedstill("run", recipe, "--out", folder).code == 0
     assert equal_runs(folder, whole / "run")
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_dying_in_the_middle_of_a_stacked_warm_up_and_resuming_equals_never_dying(tmp_path, kept):
+    """The sets of some clients are in the cache then, and those of others are not."""
+    path = images_recipe(tmp_path, {"name": "desa", "preset": "small"}, rounds=2)
+    changes = ['engine.name="batched"', f'run.cache_dir="{tmp_path / "cache"}"']
+    (recipe,) = checked(read_recipe(path, changes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderCache, "keep", dying(FolderCache.keep, kept + 1))
+        with pytest.raises(Killed):
+            runs.begin(recipe, tmp_path / "killed")
+    assert len(list((tmp_path / "cache").iterdir())) == kept
+    runs.resume(tmp_path / "killed")
+    shutil.rmtree(tmp_path / "cache")
+    runs.begin(recipe, tmp_path / "whole")
+    assert equal_runs(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path):

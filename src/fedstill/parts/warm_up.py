@@ -63,6 +63,9 @@ async def warmed_up(
     of the node's own kind unless `model` is given. A set of private data is made anew in every run:
     each is a release of its own.
     """
+    held = held_classes(node)
+    if not held:  # nothing to distil
+        return from_noise(node, held, per_class)
     kind = model or node.model
     seed = node.draw("warm-up networks", shared=True)
     key = ""
@@ -75,9 +78,6 @@ async def warmed_up(
         kept = cache.find(key, Kept)
         if kept is not None:
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
-    held = held_classes(node)
-    if not held:  # nothing to distil
-        return from_noise(node, held, per_class)
     starting = begun(partial(STARTS[start], node, held, per_class), node.device)
     networks = random_networks.networks(
         seed, kind.samples, sum(kind.floats().values()), node.device

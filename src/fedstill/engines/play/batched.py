@@ -77,10 +77,13 @@ class Batched(InProcess):
         inboxes: Mapping[NodeId, Inbox[Any]],
         toward: Direction | None = None,
     ) -> dict[NodeId, Outcome]:
-        outcomes, actors = self.begun(step, round, inboxes)
-        self.to_the_end(step, round, actors)
-        outcomes |= self.left_behind(step, actors, toward)
-        return {id: outcomes[id] for id in inboxes}
+        def played() -> dict[NodeId, Outcome]:
+            outcomes, actors = self.begun(step, round, inboxes)
+            self.to_the_end(step, round, actors)
+            outcomes |= self.left_behind(step, actors, toward)
+            return {id: outcomes[id] for id in inboxes}
+
+        return played() if self.cache is None else self.cache.all_or_nobody(played)
 
     def begun(
         self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]

@@ -58,7 +58,7 @@ class InProcess:
         # A clock counts the work of every run alike: what another run made is made again.
         clock = experiment.clock
         self.counter = None if clock is None else Counter(clock.counts_operations)
-        self.cache: Cache | None = None
+        self.cache: CachedAs | None = None
         if cache is not None and self.counter is None:
             self.cache = CachedAs(cache, self.computed)
         self.execution = execution
