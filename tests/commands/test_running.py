@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +19,12 @@ from fedstill import recipe as config
 from fedstill.commands import grids, progress
 from fedstill.commands.cli import joined_seeds
 from fedstill.commands.progress import Watched, status_line
-from fedstill.core.errors import RecipeError
+from fedstill.core.errors import DataError, RecipeError
 from fedstill.core.pulse import Part, Pulse
 from fedstill.federation.run import Progress
+from fedstill.recipe import build
 from fedstill.recipe.toml import toml_text
+from fedstill.runs import grid as of_runs
 from small_recipes import FEDDM, fedstill, images_recipe, tables, write_recipe
 
 
@@ -59,7 +62,8 @@ def test_several_seeds_run_in_one_call(tmp_path, place):
     assert seeds == [0, 3]
 
 
-def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
+def that_do_not_fit(tmp_path: Path) -> Path:
+    """A recipe of four methods of which the second and the fourth cannot use the network."""
     given = tables(tmp_path)
     own = tmp_path / "mine.py"
     own.write_text("from torch import nn\ndef net():\n"
@@ -68,7 +72,14 @@ def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
     given["method"] = [{"name": name} for name in ("fedavg", "heterofl", "local", "fedrolex")]
     recipe = tmp_path / "several.toml"
     recipe.write_text(toml_text(given))
+    return recipe
+
+
+def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
+    recipe = that_do_not_fit(tmp_path)
     said = fedstill("run", recipe, "--out", tmp_path / "run")
+    beside = fedstill("run", recipe, "--out", tmp_path / "run", "--parallel", 2)
+    assert said == beside
     assert said.code == 2 and not (tmp_path / "run").exists()
     assert "2 faults" in said.err
     assert "heterofl: models: HeteroFL: net cannot be narrowed" in said.err
@@ -95,6 +106,57 @@ def test_methods_that_do_not_fit_are_refused_before_another_is_played(tmp_path):
     assert "fedavg alone is run by --only fedavg and a folder of its own after --out" in said.err
     alone = ("--only", "fedavg", "--out", tmp_path / "alone")
     assert fedstill("run", recipe, "run.rounds=1", *alone).code == 0
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_swept_values_that_do_not_fit_are_refused_before_another_is_played(tmp_path, parallel):
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    command = ("run", recipe, "--out", out, "--parallel", parallel)
+    sweep = ("--sweep", "federation.sample=2,9", "--sweep", "method.lr=0.01,0.02,0.05,0.1")
+    said = fedstill(*command, *sweep)
+    assert said.code == 2 and said.out == "" and not out.exists()
+    points = " and ".join(f"fedavg, sample=9, lr={lr}" for lr in (0.01, 0.02, 0.05))
+    assert said.err == (
+        f"fedstill: {points} and 1 more: federation.sample = 9, but there are 3 clients; ask for "
+        "at most 3. Nothing was played; leave these values out of the sweep\n"
+    )
+    # What is wrong with all is said once, and of no point.
+    said = fedstill(*command, "--sweep", "method.lr=0.01,0.02", "federation.sample=9")
+    assert said.err.startswith("fedstill: federation.sample = 9, but") and said.code == 2
+    # Data that cannot be had are told as networks are.
+    split = ("data.partition.kind=iid", "data.partition.clients=2")
+    said = fedstill(*command, *split, "--sweep", "data.partition.clients=2,1000")
+    assert said.code == 2 and said.out == "" and not out.exists()
+    assert said.err.startswith("fedstill: fedavg, clients=1000: data: ")
+
+
+def test_a_method_that_does_not_fit_is_refused_before_another_is_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr(of_runs, "search", lambda *given: pytest.fail("a search began"))
+    recipe, out = that_do_not_fit(tmp_path), tmp_path / "run"
+    given = ("--sweep", "method.lr=0.01..0.1", "--search", 2, "--select", "accuracy")
+    said = fedstill("run", recipe, "--out", out, *given)
+    assert said.code == 2 and "2 faults" in said.err and not out.exists()
+    assert "heterofl: models: HeteroFL: net cannot be narrowed" in said.err
+
+
+def test_a_run_that_is_refused_before_its_first_round_does_not_keep_the_others_from_running(
+    tmp_path,
+):
+    """Not even the data of this seed can be had."""
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    made = build.population_of
+
+    def of_some(recipe):
+        if recipe.run.seed == 1:
+            raise DataError("no such split")
+        return made(recipe)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "population_of", of_some)
+        said = fedstill("run", recipe, "run.rounds=1", "--seeds", 0, 1, 2, "--out", out)
+    assert said.code == 2
+    assert f"{out / 'seed-1'} failed: no such split" in said.err and "1 of 3 runs" in said.err
+    assert (out / "seed-2" / "summary.json").exists()
 
 
 def test_a_grid_that_is_stopped_before_it_began_is_not_to_be_resumed(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -355,6 +356,38 @@ def test_a_step_that_fails_on_one_rank_ends_all_with_one_message(tmp_path: Path)
     assert done.screen.count("no more") == 1
     assert "rank 1: FedAvg.update failed on east in round 2: ValueError: no more" in done.screen
     assert fedstill("resume", folder).code == 0  # from the checkpoint of the round before
+
+
+def test_runs_of_a_grid_that_fail_over_two_ranks_do_not_keep_the_others_from_running(
+    tmp_path: Path,
+) -> None:
+    """One fails in a round, and one before the first, where clients distil their data."""
+    recipe = write(tmp_path, "fedavg", virtual={"per_class": 2, "warm_up_steps": 3})
+    (tmp_path / "file").touch()
+    caches = ",".join(f'"{tmp_path / name}"' for name in ("cache", "file/below", "other"))
+    done = job(
+        tmp_path, 2, "run", recipe, "--out", tmp_path / "run",
+        "--sweep", f"run.cache_dir={caches}", "--sweep", "method.lr=1e30,0.1",
+    )  # fmt: skip
+    assert done.codes == [2, 2], done.screen
+    assert "4 of 6 runs failed" in done.screen
+    summaries = (tmp_path / "run").rglob("summary.json")
+    recipes = [tomllib.loads((path.parent / "recipe.toml").read_text()) for path in summaries]
+    assert {(made["run"]["cache_dir"], made["method"]["lr"]) for made in recipes} == {
+        (str(tmp_path / name), 0.1) for name in ("cache", "other")
+    }
+
+
+def test_methods_that_do_not_fit_are_refused_together_over_two_ranks(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "fedavg", "heterofl", "feddropout")
+    own = tmp_path / "mine.py"
+    own.write_text("from torch import nn\ndef net():\n"
+                   "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n")  # fmt: skip
+    made = tomllib.loads(recipe.read_text()) | {"models": {"name": f"{own}:net"}}
+    recipe.write_text(toml_text(made))
+    done = job(tmp_path, 2, "run", recipe, "--out", tmp_path / "run")
+    assert done.codes == [2, 2] and "2 faults" in done.screen, done.screen
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_rank_that_dies_ends_the_job(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from fedstill.commands.progress import progress_bar, progress_bars
 if TYPE_CHECKING:
     from fedstill.recipe.grid import Grid
     from fedstill.runs.grid import Cell
+
+MOST_NAMED = 3  # points of which the same is said
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,16 @@ def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
 
     out = going.out
     cells = grids.first_cells(grid, out)
+    known = cells or grids.possible_cells(grid, out)
     if grid.select:
-        grids.check_score(grid.select, [cell.recipe for cell in cells] or _recipes(grid))
+        grids.check_score(grid.select, [cell.recipe for cell in known])
     if continuing:
         grids.check_same_grid(cells, out)
     else:
         grids.check_free(cells, out)
         _check_no_grid(grid, out)
-    if going.parallel == 1 and going.line is None:
-        with _stoppable(cells, going):
-            _check_fit(_waiting(cells, going), continuing=continuing)
+    with _stoppable(cells, going):
+        _check_fit(_waiting(known, going), continuing=continuing)
     if len(cells) > 1 or grid.select:
         grids.write_grid(grid, cells, out)
     if grid.search:
@@ -218,29 +220,58 @@ def _then(cells: Sequence[Cell], going: Going) -> str:
 
 
 def _check_fit(cells: Sequence[Cell], *, continuing: bool) -> None:
-    """Refuse methods that do not fit the data or networks before another is played for hours."""
-    from fedstill.core.errors import BadValue, RecipeError
+    """Refuse points that do not fit the data or networks before another is played for hours."""
+    from fedstill.core.errors import RecipeError
+
+    points = {cell.title: cell for cell in reversed(cells)}  # the first seed of each
+    if len(points) < 2:
+        return  # it is refused when it begins
+    alike: dict[str, list[Cell]] = {}  # by the tables that data and networks are made of
+    for cell in reversed(points.values()):
+        recipe = cell.recipe
+        alike.setdefault(repr((recipe.data, recipe.models, recipe.run.seed)), []).append(cell)
+    found = [misfit for group in alike.values() for misfit in _misfits(group)]
+    if not found:
+        return
+    wrong: dict[str, list[str]] = {}  # by what is wrong with them
+    for title, line in found:
+        wrong.setdefault(line, []).append(title)
+    faults = [
+        line if len(titles) == len(points) else f"{_together(titles)}: {line}"
+        for line, titles in wrong.items()
+    ]
+    faults[-1] += _instead(cells, {title for title, _ in found}, continuing)
+    raise RecipeError(faults)
+
+
+def _misfits(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
+    """What is wrong with cells of the same data and networks, each with the cell's title."""
+    from fedstill.core.errors import BadValue, FedstillError
     from fedstill.recipe.build import experiment_of, population_of
 
-    first = {cell.recipe.label: cell.recipe for cell in reversed(cells)}
-    if len(first) < 2:
-        return  # it is refused when it begins
-    people: dict[str, Any] = {}  # by the tables that they are made of
-    wrong: dict[str, list[str]] = {}
-    for label, recipe in reversed(first.items()):
-        tables = repr((recipe.data, recipe.models, recipe.run.seed))
-        if tables not in people:
-            people[tables] = population_of(recipe)
+    people: Any = None
+    for cell in cells:
         try:
-            experiment_of(recipe, people[tables])
-        except BadValue as error:
-            wrong[label] = [f"{label}: {line}" for line in error.faults]
-    if wrong:
-        faults = [line for lines in wrong.values() for line in lines]
-        others = [cell for cell in cells if cell.recipe.label not in wrong]
-        if others:
-            faults[-1] += f". Nothing was played; {_alone(others, continuing)}"
-        raise RecipeError(faults)
+            people = population_of(cell.recipe) if people is None else people
+            experiment_of(cell.recipe, people)
+        except FedstillError as error:
+            faults = error.faults if isinstance(error, BadValue) else [str(error)]
+            yield from ((cell.title, line) for line in faults)
+
+
+def _together(titles: Sequence[str]) -> str:
+    """Some points in words, not more than a person reads."""
+    told, more = titles[:MOST_NAMED], len(titles) - MOST_NAMED
+    return " and ".join([*told, f"{more} more"] if more > 0 else told)
+
+
+def _instead(cells: Sequence[Cell], wrong: Collection[str], continuing: bool) -> str:
+    """What can be played where some points do not fit."""
+    labels = {cell.recipe.label for cell in cells if cell.title in wrong}
+    others = [cell for cell in cells if cell.recipe.label not in labels]
+    if any(cell.recipe.label in labels and cell.title not in wrong for cell in cells):
+        return ". Nothing was played; leave these values out of the sweep"
+    return f". Nothing was played; {_alone(others, continuing)}" if others else ""
 
 
 def _alone(cells: Sequence[Cell], continuing: bool) -> str:
@@ -275,7 +306,7 @@ def _one_by_one(cells: Sequence[Cell], going: Going, tally: Tally) -> None:
             tally.elsewhere.append(cell)
             continue
         except FedstillError as error:
-            if tally.total == 1 or not cell.begun:  # what is wrong before any round is for all
+            if tally.total == 1 or not (cell.begun or tally.ended):  # it is wrong for all
                 raise
             tally.failed.append((cell, str(error)))
             continue
@@ -454,10 +485,6 @@ def result(folder: Path, metric: str) -> str:
             for x in scores[:1]
         ]
     return ", ".join(said) or "not evaluated"
-
-
-def _recipes(grid: Grid) -> list[Any]:
-    return [grid.point(method, {}).recipe for method in grid.methods()]
 
 
 def _check_no_grid(grid: Grid, out: Path) -> None:

@@ -44,7 +44,7 @@ def joined() -> Iterator[Transport | None]:
 
 def serve(transport: Transport) -> int:
     """Take part in run after run of rank 0's; the exit code."""
-    from contextlib import ExitStack
+    from contextlib import ExitStack, suppress
 
     from fedstill.engines.ranks import follower
     from fedstill.engines.ranks import protocol as talk
@@ -53,11 +53,11 @@ def serve(transport: Transport) -> int:
 
     try:
         while isinstance(request := talk.hear(transport, talk.LEADER), talk.Begin):
-            with ExitStack() as run:
+            with suppress(talk.Abandoned), ExitStack() as run:
                 try:
                     (recipe,) = checked(tomllib.loads(request.recipe))
                     made = run.enter_context(worker(recipe, transport))
-                except talk.Disconnected:
+                except (talk.Disconnected, talk.Abandoned):
                     raise
                 except Exception as error:
                     talk.excuse(transport, error)

@@ -44,6 +44,11 @@ class Sweep:
     values: tuple[Any, ...] = ()
     span: Span | None = None
 
+    @property
+    def first(self) -> Any:
+        """A value that it takes."""
+        return self.values[0] if self.span is None else self.span.low
+
 
 @dataclass(frozen=True)
 class Point:

@@ -89,6 +89,15 @@ def first_cells(grid: Grid, out: Path) -> list[Cell]:
     return cells_of(grid, out)
 
 
+def possible_cells(grid: Grid, out: Path) -> list[Cell]:
+    """A cell that a search might draw for each method, to see whether it could be played."""
+    held, cells = grid.holding_out(), []
+    for method in held.methods():
+        point = held.point(method, {sweep.key: sweep.first for sweep in held.reaching(method)})
+        cells.append(Cell(seeded(point.recipe, grid.seeds[0]), out, {}))
+    return cells
+
+
 def check_free(cells: Sequence[Cell], out: Path) -> None:
     """Refuse folders that hold runs already."""
     for cell in cells:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.release import Spending
 from fedstill.engines import checkpoint
 from fedstill.engines.execution import Execution, engine_of
 from fedstill.engines.ranks.follower import Follower
-from fedstill.engines.ranks.protocol import LEADER, Begin, Transport, say_to_all
+from fedstill.engines.ranks.protocol import (
+    LEADER,
+    Begin,
+    Disconnected,
+    GivenUp,
+    Transport,
+    say_to_all,
+)
 from fedstill.federation.budget import calibrated
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
@@ -46,21 +53,34 @@ class Prepared:
 @contextmanager
 def prepared(recipe: Recipe, line: Transport | None = None) -> Iterator[Prepared]:
     """What a recipe describes, while the switches of the process are as it needs them."""
-    if line is not None and line.rank == LEADER:
-        say_to_all(line, Begin(toml_text(recipe.as_tables())))
-    execution = execution_of(recipe)
-    if line is not None:
-        execution = execution.at(line.local_rank)
-    experiment = experiment_of(recipe)
-    cache = FolderCache(recipe.run.cache_dir)
-    notes: list[str] = []
-    spent: Sequence[Spending] = ()
-    with execution.applied(experiment.networks):
+    with ExitStack() as during:
+        if line is not None and line.rank == LEADER:
+            during.enter_context(_announced(recipe, line))
+        execution = execution_of(recipe)
+        if line is not None:
+            execution = execution.at(line.local_rank)
+        experiment = experiment_of(recipe)
+        cache = FolderCache(recipe.run.cache_dir)
+        notes: list[str] = []
+        spent: Sequence[Spending] = ()
+        during.enter_context(execution.applied(experiment.networks))
         if recipe.data.virtual is not None and not recipe.method.distils:
             virtual = recipe.data.virtual
             experiment, note, spent = distilled(experiment, virtual, execution, cache, line)
             notes.append(note)
         yield Prepared(calibrated(experiment, execution), execution, cache, notes, spent)
+
+
+@contextmanager
+def _announced(recipe: Recipe, line: Transport) -> Iterator[None]:
+    """Let the other ranks take part in a run; one that fails they are told to give up."""
+    say_to_all(line, Begin(toml_text(recipe.as_tables())))
+    try:
+        yield
+    except FedstillError:
+        with suppress(Disconnected):
+            say_to_all(line, GivenUp())
+        raise
 
 
 @contextmanager

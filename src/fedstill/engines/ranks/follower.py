@@ -25,9 +25,11 @@ from fedstill.engines.ranks.letters import (
 )
 from fedstill.engines.ranks.protocol import (
     LEADER,
+    Abandoned,
     AtSite,
     Done,
     Drop,
+    GivenUp,
     Keep,
     Memory,
     Over,
@@ -55,11 +57,16 @@ T = TypeVar("T")
 
 
 def serve(site: Follower, transport: Transport) -> None:
-    """Play for the leader until the run is over; what goes wrong is answered, not raised."""
+    """Play for the leader until the run is over; what goes wrong is answered, not raised.
+
+    Raises `Abandoned` where the leader gives up the run.
+    """
     while True:
         number, request = numbered(transport, LEADER)
         if isinstance(request, Over):
             return
+        if isinstance(request, GivenUp):
+            raise Abandoned("the leader has given up the run")
         if isinstance(request, Undo):
             site.undo(request.question)
             continue

@@ -31,6 +31,10 @@ class Disconnected(RankError):
     """The process at the other end has ended."""
 
 
+class Abandoned(RankError):
+    """The leader has given up the run."""
+
+
 class Late(RankError):
     """Nothing has come in the time that was given."""
 
@@ -95,6 +99,10 @@ class Begin(Record):
 
 class Over(Record):
     """The run, or the whole job, has ended. Not answered."""
+
+
+class GivenUp(Record):
+    """The run has failed, whatever it was at, and another may begin. Not answered."""
 
 
 class Undo(Record):
@@ -207,7 +215,7 @@ class Memory(Record):
 
 KINDS: tuple[type[Record], ...] = (
     Begin, Over, Undo, Ready, Play, Score, Recall, Remember, Drop, SpillTo,
-    Keep, Restore, Done, Failed, Played, Seen, Memory, AtSite,
+    Keep, Restore, Done, Failed, Played, Seen, Memory, AtSite, GivenUp,
 )  # fmt: skip
 
 
@@ -331,6 +339,6 @@ def excuse(transport: Transport, error: Exception) -> None:
     """Answer every question with what went wrong, until the run is over."""
     while True:
         number, request = numbered(transport, LEADER)
-        if isinstance(request, Over):
+        if isinstance(request, Over | GivenUp):
             return
         say(transport, LEADER, failed(error), number)
