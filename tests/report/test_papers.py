@@ -4,6 +4,7 @@ import csv
 import io
 import shutil
 import subprocess
+import warnings
 
 import pytest
 from scipy import stats
@@ -186,6 +187,36 @@ def test_figures_for_papers_are_drawn_from_the_command_line(runs, tmp_path, suff
     assert said.code == 0, said.err
     written = path.read_bytes()
     assert written.startswith(b"%PDF") if suffix == "pdf" else b">feddm</text>" in written
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_legend_of_long_names_fits_into_the_figure_and_leaves_room_for_the_curves(
+    tmp_path, columns
+):
+    made = [
+        run(tmp_path / name, 0, 0.5, method="fedprox", label=f"fedprox {name}")
+        for name in (
+            f"of width {width}, rate {rate}" for width in "246" for rate in ("0.1", "0.01")
+        )
+    ]
+    with warnings.catch_warnings(action="error"):  # a layout that was given up
+        figure = plots.curve_figure(made, "round", columns)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 6
+    assert legend.get_window_extent().width <= figure.bbox.width
+    shown = figure.axes[0].get_window_extent()
+    assert shown.width > 0.7 * figure.bbox.width and shown.height > 0.35 * figure.bbox.height
+
+
+@pytest.mark.parametrize("high", [1.5, 2, 4, 6, 20, 5000])
+def test_an_axis_of_amounts_has_at_least_two_ticks_and_few(high):
+    axes = plots.canvas.figure(3.3, 2.2).add_subplot()
+    axes.set_xscale("log")
+    axes.set_xlim(14_000, 14_000 * high)
+    plots._amount_ticks(axes, str)
+    seen = [tick for tick in axes.get_xticks() if 14_000 <= tick <= 14_000 * high]
+    assert 2 <= len(seen) <= 6
 
 
 def test_one_test_set_for_all_has_no_dots_for_each_client(runs, tmp_path, monkeypatch):

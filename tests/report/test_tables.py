@@ -88,6 +88,17 @@ def test_a_label_is_part_of_the_name(tmp_path, label, name):
     assert comparison([folder]).groups[0].name == name
 
 
+@pytest.mark.parametrize(
+    "label, name", [("Pulled", "Pulled"), ("strong", "Pulled strong"), ("Pulled-2", "Pulled-2")]
+)
+def test_a_method_of_ones_own_is_named_without_its_file(tmp_path, label, name):
+    folder = made(tmp_path / "0", 0, {"a": 0.5})
+    recipe = (folder / "recipe.toml").read_text()
+    mine = f'"/home/me/mine.py:Pulled"\nlabel = "{label}"'
+    (folder / "recipe.toml").write_text(recipe.replace('"fedavg"', mine))
+    assert comparison([folder]).groups[0].name == name
+
+
 def test_settings_that_differ_in_many_values_keep_their_own_rows(tmp_path):
     folders = []
     for number in range(3):

@@ -32,6 +32,7 @@ FORMATS = ("png", "pdf", "svg", "eps", "jpg", "tif", "webp")  # by the suffix of
 # Fonts that publishers accept in PDF, and texts of SVG that stay texts.
 FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 _LABEL = 0.125  # inches that one line of the smallest label takes
+_NEARLY = 0.9  # of a width, since letters are a little wider at another resolution
 _KEPT: ContextVar[list[Figure] | None] = ContextVar("kept", default=None)
 
 
@@ -145,12 +146,26 @@ def small(axes: Axes) -> None:
     for line in axes.lines:
         line.set_linewidth(1.2)
         line.set_markersize(2.5)
-    names = axes.get_legend_handles_labels()[1]
-    if len(names) > 1:
-        axes.legend(
-            fontsize=7, frameon=False, ncols=min(3, len(names)), loc="lower left",
-            bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1.6, columnspacing=1.0,
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        legend_above(axes)
+
+
+def legend_above(axes: Axes) -> None:
+    """Above the axes, in as many columns as the figure is wide enough for; rows make it taller."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    handles, names = axes.get_legend_handles_labels()
+    for columns in range(min(3, len(names)), 0, -1):
+        made = figure.legend(
+            handles, names, fontsize=7, frameon=False, ncols=columns, loc="outside upper left",
+            borderaxespad=0.2, handlelength=1.6, columnspacing=1.0,
         )  # fmt: skip
+        if columns == 1 or made.get_window_extent().width <= _NEARLY * figure.bbox.width:
+            break
+        made.remove()
+    width, height = figure.get_size_inches()
+    more = math.ceil(len(names) / columns) - 2  # rows that the size of the figure has no room for
+    figure.set_size_inches(width, height + _LABEL * max(0, more))
 
 
 def legend_beside(axes: Axes) -> None:

@@ -364,10 +364,9 @@ def _where(setting: Setting, others: Sequence[Setting]) -> str:
 
 
 def _method_and_label(setting: Setting) -> str:
-    """The label alone where it names the method itself."""
-    if setting.method in setting.label:
-        return setting.label
-    return f"{setting.method} {setting.label}".strip()
+    """The label alone where it names the method itself; of one's own method in a file its name."""
+    method = setting.method.rpartition(":")[2]
+    return setting.label if method in setting.label else f"{method} {setting.label}".strip()
 
 
 def _difference(setting: Setting, alike: Sequence[Setting]) -> str:

@@ -268,11 +268,15 @@ def _averaged(found: Sequence[Curve]) -> str:
 
 
 def _amount_ticks(axes: Axes, said: Callable[[float], str]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Powers of ten, where few of them are seen also twice and five times, else round numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axes.get_xlim()
-    between = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=between, numticks=10))
+    if high < 2.5 * 2.5 * low:  # a range in which two of 1, 2, 5, 10 need not be
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    else:
+        between = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(base=10, subs=between, numticks=10))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
