@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedstill.core import Data, Model, Node, Weights
+from fedstill.core.release import Spending, Terms
 from fedstill.core.seeds import generator
 from fedstill.models import MLP
 from fedstill.parts import class_tables
-from fedstill.parts.class_tables import ClassTable, class_averages, exact_averages
+from fedstill.parts.class_tables import ClassMeans, ClassTable, class_averages, exact_averages
 from fedstill.testing.worlds import finished
 
 
@@ -50,6 +51,32 @@ def test_anything_that_looks_at_examples_can_be_averaged() -> None:
     nothing = ClassTable.empty(3, 2, "cpu")
     means = finished(class_averages(node, Squares(model), model.init(0), nothing))
     assert means.rows.tolist() == [[16, 25], [5, 2]] and means.classes.tolist() == [0, 2]
+
+
+def seen_by_nobody(node: Node[None]) -> ClassMeans:
+    """What is averaged of a node without examples."""
+    nothing = ClassTable.empty(3, 2, "cpu")
+    means: ClassMeans = finished(
+        class_averages(node, Squares(node.model), node.model.init(0), nothing)
+    )
+    return means
+
+
+def test_without_examples_there_is_no_class_to_average() -> None:
+    node: Node[None] = Node("c", 1, None, model=MLP((2,), 3, hidden=()))
+    means = seen_by_nobody(node)
+    assert means.rows.shape == (0, 2) and not len(means.classes) and not len(means.counts)
+
+
+def test_without_examples_noise_is_averaged_where_labels_are_private() -> None:
+    node: Node[None] = Node("c", 1, None, model=MLP((2,), 3, hidden=()), seed=3)
+    terms = Terms(1.0, 1.0, 1, sigma=1.0, counts_sigma=20.0)
+    row = Spending(1, "", "c", "class sums", 1.0, 1.0, 1)
+    node.seal(terms, lambda *asked: row)
+    means = seen_by_nobody(node)
+    held = node.data.counts(3).nonzero().flatten()
+    assert len(held) and means.classes.tolist() == held.tolist()
+    assert means.rows.shape == (len(held), 2) and means.rows.abs().min() > 0
 
 
 def test_a_table_takes_the_plain_mean_over_holders() -> None:

@@ -95,12 +95,15 @@ class Look(Protocol):
 async def class_averages(
     node: Node[Any], look: Look, weights: Weights, known: ClassTable
 ) -> ClassMeans:
-    """The mean of what is seen of a node's examples, for each class that it holds.
+    """The mean of what is seen of a node's examples, for each class that it holds; none is fine.
 
     Where they are private, sums of clipped differences from the known table, with noise.
     """
     terms, classes = node.privacy, len(known.rows)
     if terms is None or not node.private:
+        if not len(node.records):
+            none = torch.zeros(0, dtype=torch.long, device=node.device)
+            return ClassMeans(known.rows[:0], none, none)
         return exact_averages(lambda x: look(weights, x), node.records, classes)
     if not look.model.by_example:
         raise BadValue(f"{look.model.title} answers by the whole batch; use another norm")
@@ -108,7 +111,8 @@ async def class_averages(
     carry = torch.zeros(known.rows.shape, dtype=torch.float64, device=node.device)
     body = Summing(look, terms.clip)
     index = torch.split(torch.arange(len(data), device=data.device), CHUNK)
-    batches = Lazy(len(index), lambda step: data.take(index[step]))
+    steps = len(index) if len(data) else 0
+    batches = Lazy(steps, lambda step: data.take(index[step]))
     total = await Loop(body, carry, {"weights": weights, "centre": known.rows}, batches)
     noise = secret.normal(torch.empty(total.shape, dtype=torch.float64)).to(total)
     counts = node.data.counts(classes).to(node.device)
