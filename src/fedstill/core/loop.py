@@ -20,7 +20,7 @@ from fedstill.core.mechanism import Gradient, Mechanism, Scored
 from fedstill.core.model import Network
 from fedstill.core.optim import SGD, Optimizer
 from fedstill.core.records import Weights, is_buffer
-from fedstill.core.release import ClippedGradient
+from fedstill.core.release import ClippedGradient, Sampled
 from fedstill.core.seeds import generator
 from fedstill.core.torch_internals import unwrapped
 
@@ -215,6 +215,7 @@ class Descent:
             return scored
 
         if self.mechanism is None:
+            _check_exact(batch, self.objective)
             grad, loss, notes = gradient(loss_on(batch), moving)
         else:
             grad, loss, notes = self.mechanism.gradient(loss_on, moving, batch, gradient)
@@ -258,7 +259,7 @@ def checked_loss(loss: Tensor, objective: Callable[..., Tensor]) -> Tensor:
     """A loss that can be minimised; one that depends on nothing that is trained is warned of."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss
-    name = getattr(objective, "__qualname__", type(objective).__name__)
+    name = _name_of(objective)
     if not isinstance(loss, Tensor):
         raise BadValue(f"{name} gave a {type(loss).__name__}; a loss is a tensor of one number")
     if loss.numel() != 1:
@@ -273,17 +274,30 @@ def checked_loss(loss: Tensor, objective: Callable[..., Tensor]) -> Tensor:
     return loss
 
 
+def _check_exact(batch: Any, objective: Callable[..., Tensor]) -> None:
+    """Private samples need the mechanism that came with them, or nothing would guard them."""
+    if isinstance(batch, Sampled):
+        raise BadValue(
+            f"{_name_of(objective)} is to be minimised on private samples without their mechanism; "
+            "hand on both that training returned: batches, mechanism = training(…), "
+            "minimize(…, mechanism=mechanism)"
+        )
+
+
 def _check_notes(notes: Weights, value: Any, objective: Callable[..., Tensor]) -> None:
     """Statistics of norm layers must belong to what is trained, or they would be lost."""
     lost = next((name for name in notes if not isinstance(value, dict) or name not in value), None)
     if lost is None:
         return
-    name = getattr(objective, "__qualname__", type(objective).__name__)
     raise BadValue(
-        f"{name} gave a batch to a norm layer whose statistics, {lost}, are not in what is "
-        "trained; train them along, call model.evaluating where a network rests, or train two "
-        "networks as a parts.pairs.Pair"
+        f"{_name_of(objective)} gave a batch to a norm layer whose statistics, {lost}, are not in "
+        "what is trained; train them along, call model.evaluating where a network rests, or train "
+        "two networks as a parts.pairs.Pair"
     )
+
+
+def _name_of(objective: Callable[..., Tensor]) -> str:
+    return getattr(objective, "__qualname__", type(objective).__name__)
 
 
 def _identity(function: Callable[..., Any] | None) -> Any:
