@@ -176,6 +176,64 @@ class Exact(Telling):
         return client.spend(Use("mean")).all().x.mean(0)
 
 
+class ThroughNoise(Telling):
+    """Sends a mean as it is that a network saw which was trained with noise in the same step."""
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Shown:
+        """Train, and tell the mean of features."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        data = client.spend(Use("mean"))
+        if not len(data):
+            return Shown(weights, 0, torch.zeros(64))
+        seen = client.model.features(weights, data.all().x).mean(0).repeat(64)
+        return Shown(weights, len(client.data), seen[:64])
+
+
+class Seen(State):
+    """What a client remembers of its examples."""
+
+    mean: Tensor
+
+
+class InTheNextRound(Telling):
+    """Sends in a round the mean that it took in the round before."""
+
+    def client_state(self, client: Node[Any]) -> Seen:
+        return Seen(torch.zeros(64))
+
+    @at_clients
+    async def update(self, client: Node[Seen], inbox: Inbox[Down]) -> Shown:
+        """Train, and tell what was remembered."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        told, data = client.state.mean, client.spend(Use("mean"))
+        client.state = Seen(data.all().x.mean(0).flatten() if len(data) else told)
+        return Shown(weights, len(client.data), told)
+
+
+class Logging(FedAvg):
+    """Logs the mean of its examples as it is."""
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        """Train, and log how bright images are."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        data = client.spend(Use("mean"))
+        client.log(brightness=data.all().x.mean() if len(data) else 0.0)
+        return Up(weights, len(client.data))
+
+
+class Bare(FedAvg):
+    """Trains on private samples without the mechanism that came with them."""
+
+    async def trained(self, client: Node[Any], start: Weights) -> tuple[Weights, int]:
+        batches, _ = self.training(client, client.model, start)
+        weights = await minimize(
+            self.objective, client.model, start, batches, self.optimizer, start=start
+        )
+        return weights, len(batches)
+
+
 class Unsealing(Telling):
     """Opens what is sealed, past the ledger."""
 

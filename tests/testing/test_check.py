@@ -408,6 +408,10 @@ WRONG: list[tuple[type[Method], str, str]] = [
     (Boaster, "privacy", "sends_examples is True, but no message holds a training example"),
     (Twice, "budget", "update of c0 asks more of records in round 2 than was planned"),
     (sly.Exact, "budget", "more, which c0 sent in update, depends on single records and has no"),
+    (sly.ThroughNoise, "budget", "more, which c0 sent in update, depends on single records"),
+    (sly.InTheNextRound, "budget", "more, which c0 sent in update, depends on single records"),
+    (sly.Logging, "budget", "brightness, which c0 logged in update, depends on single records"),
+    (sly.Bare, "budget", "FedAvg.objective is to be minimised on private samples without their"),
     (sly.Unsealing, "budget", "more, sent by c0 in update holds a training example"),
     (Lazy, "learning", "the mean accuracy is"),
 ]
@@ -465,6 +469,16 @@ def test_a_method_can_be_checked_in_another_federation() -> None:
 
 def test_a_method_that_adds_its_own_noise_is_private() -> None:
     assert check(sly.Noisy, only=["privacy", "budget"]).broken == []
+
+
+def test_a_report_says_what_a_private_method_spends_and_which_one_cannot_be_private() -> None:
+    spends = check(FedAvg, only=["budget"])
+    assert spends.remarks["budget"].startswith("in 2 rounds c0 spends 2 x DP-SGD at rate 0.6, ")
+    refused = check(sly.Telling, only=["budget"])
+    assert refused.broken == []
+    said = "refused: privacy: Telling cannot be private as it stands: its step update: it reads"
+    assert refused.remarks["budget"].startswith(said)
+    assert str(refused).split("\n")[2].strip().startswith(said)
 
 
 class Finished(FedAvg):

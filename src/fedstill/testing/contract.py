@@ -1,15 +1,16 @@
 """What holds for every method: CHECKS, one visible table, and `check`, which goes through it.
 
 A check is a function of a `Case`, a method in its federation. It raises `Differs` with what
-differed, in words. Whoever knows of another promise that every method should keep enters it into
-CHECKS under a name; its docstring is what the table of a report says.
+differed, in words, and may return a remark on what it saw. Whoever knows of another promise that
+every method should keep enters it into CHECKS under a name; its docstring is what the table of a
+report says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -32,7 +33,13 @@ from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample, Scripted
 from fedstill.logbook.writer import MemoryLog
 from fedstill.testing import worlds
-from fedstill.testing.budgets import expect_as_planned, expect_noise
+from fedstill.testing.budgets import (
+    Unprivate,
+    expect_as_planned,
+    expect_noise,
+    planned_uses,
+    summed_up,
+)
 from fedstill.testing.closely import (
     Backwards,
     Differs,
@@ -127,10 +134,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """What came out, check by check: None where the promise was kept."""
+    """What came out, check by check: None where the promise was kept; and what checks remark."""
 
     method: str
     problems: Mapping[str, str | None]
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def broken(self) -> list[str]:
@@ -139,9 +147,10 @@ class Report:
 
     def __str__(self) -> str:
         width = max(map(len, self.problems), default=0)
+        more = {name: problem or self.remarks.get(name) for name, problem in self.problems.items()}
         lines = [
             f"{name:{width}}  {'kept' if problem is None else 'BROKEN'}  {promise_of(CHECKS[name])}"
-            + ("" if problem is None else f"\n{'':{width}}  {problem}")
+            + (f"\n{'':{width}}  {more[name]}" if more[name] else "")
             for name, problem in self.problems.items()
         ]
         return "\n".join([f"{self.method}: {len(self.broken)} of {len(lines)} broken", *lines])
@@ -177,15 +186,16 @@ def check(
         return Report(title, {"plan": _told(error)})
     case = case_of(made, world)
     problems: dict[str, str | None] = {}
+    remarks: dict[str, str] = {}
     for name in asked:
         try:
-            CHECKS[name](case)
+            remarks[name] = CHECKS[name](case) or ""
             problems[name] = None
         except Exception as error:  # whatever a method does wrong, the report goes on
             problems[name] = _told(error)
             if raising:
                 raise Broken(title, name, _told(error)) from error
-    return Report(title, problems)
+    return Report(title, problems, remarks)
 
 
 def case_of(method: Method, world: World | None = None) -> Case:
@@ -414,12 +424,12 @@ def wire(case: Case) -> None:
     engine = case.overheard
     for message in [each for _, _, _, each in engine.said]:
         expect_same_after_the_wire(message, case.method)
-        for field in fields(message):
-            value, floats = getattr(message, field.name), message.floats()
-            if isinstance(value, Tensor) and floats[field.name] not in (0, value.numel()):
+        for name in (each.name for each in fields(message)):
+            value, floats = getattr(message, name), message.floats()
+            if isinstance(value, Tensor) and floats[name] not in (0, value.numel()):
                 raise Differs(
-                    f"{type(message).__name__}.{field.name} has {value.numel()} entries and is "
-                    f"counted as {floats[field.name]} floats"
+                    f"{type(message).__name__}.{name} has {value.numel()} entries and is "
+                    f"counted as {floats[name]} floats"
                 )
     for state in engine.states.values():
         if state is not None:
@@ -477,10 +487,15 @@ def privacy(case: Case) -> None:
         raise Differs("sends_examples is True, but no message holds a training example")
 
 
-def budget(case: Case) -> None:
+def budget(case: Case) -> str:
     """With `[privacy]` clients spend what was planned and add noise; or a step is refused."""
-    expect_as_planned(case.method, case.world, rounds=2)
-    expect_noise(case.method, case.world)
+    try:
+        uses = planned_uses(case.method, case.world)
+    except Unprivate as error:
+        return f"refused: {error}"
+    expect_as_planned(case.method, case.world, uses)
+    expect_noise(case.method, case.world, uses)
+    return summed_up(uses)
 
 
 def learning(case: Case) -> None:
@@ -496,7 +511,7 @@ def learning(case: Case) -> None:
         )
 
 
-Check = Callable[[Case], None]
+Check = Callable[[Case], str | None]
 CHECKS: dict[str, Check] = {
     "plan": plan,
     "purity": purity,
