@@ -65,6 +65,10 @@ def test_what_its_hints_allow_is_right() -> None:
     [
         ({"labels": torch.tensor([0, 1])}, "sent labels of shape [2]; expected [image = 4]"),
         ({"labels": torch.zeros(4)}, "sent labels of float32; expected int64"),
+        (
+            {"held": torch.zeros(0, dtype=torch.long)},
+            "sent held of shape [0]; expected [held] with an entry or more; Axes(…, empty=True)",
+        ),
         ({"labels": torch.tensor([0, 1, 2, 3])}, "sent labels with values from 0 to 3; expected"),
         ({"labels": torch.tensor([-1, 1, 2, 0])}, "sent labels with values from -1 to 2;"),
         ({"images": torch.zeros(4, 2, 3)}, "sent images of shape [4, 2, 3]; expected [image"),

@@ -299,7 +299,9 @@ class _Looking:
             return f"sent {name} of {_short(value.dtype)}; expected {_short(axes.types[0])}"
         if not self.fits(axes, tuple(value.shape), key):
             wanted = ", ".join(self.told(word, key) for word in axes.words)
-            return f"sent {name} of shape {list(value.shape)}; expected [{wanted}]"
+            some = 0 in value.shape and not axes.empty
+            more = " with an entry or more; Axes(…, empty=True) also allows none" if some else ""
+            return f"sent {name} of shape {list(value.shape)}; expected [{wanted}]{more}"
         high = axes.high
         if axes.below is not None:
             last = self.lengths.get(axes.below, self.found.get((axes.below, key), 0))
