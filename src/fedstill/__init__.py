@@ -44,7 +44,8 @@ _HOMES = {
     "fedstill.channels": "CHANNELS Channel EightBit Half LowRank TensorChannel TopK",
     "fedstill.core": (
         "SERVER SGD Adam Addressed Batch Data Inbox Message Method Model Node NodeId Place "
-        "Positional State Step Weights at_clients at_server minimize"
+        "Positional State Step Weights at_clients at_server minimize "
+        "minimize_further"
     ),
     "fedstill.core.errors": "FedstillError",
 }

@@ -59,7 +59,7 @@ from fedstill.core import (
     Data as Data, Inbox as Inbox, Message as Message, Method as Method, Model as Model,
     Node as Node, NodeId as NodeId, Place as Place, Positional as Positional, State as State,
     Step as Step, Weights as Weights, at_clients as at_clients, at_server as at_server,
-    minimize as minimize,
+    minimize as minimize, minimize_further as minimize_further,
 )
 from fedstill.core.errors import (
     FedstillError as FedstillError,

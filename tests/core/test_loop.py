@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.core import SGD, Batch, Loop, Model, Weights, minimize, side_by_side
+from fedstill.core import (
+    SGD,
+    Adam,
+    Batch,
+    Loop,
+    Model,
+    Weights,
+    minimize,
+    minimize_further,
+    side_by_side,
+)
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import Descent, Several, overwriting
 from fedstill.core.mechanism import Gradient
@@ -39,6 +49,22 @@ def test_momentum_is_carried_from_step_to_step() -> None:
     reached = finished(minimize(parabola, MODEL, torch.tensor(1.0), batches, SGD(0.1, 0.5)))
     first = 1 - 0.1 * 1
     assert float(reached) == pytest.approx(first - 0.1 * (0.5 * 1 + first))
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1, 0.5), Adam(0.1)])
+def test_a_loop_that_goes_on_with_an_optimisers_memory_is_one_with_the_loop_before(
+    optimizer: SGD | Adam,
+) -> None:
+    value = torch.tensor(1.0)
+    batches = [torch.tensor(number) for number in (0.0, 3.0, -1.0, 2.0, 5.0)]
+    memory = optimizer.start(value)
+    for part in (batches[:2], [], batches[2:]):
+        value, memory = finished(minimize_further(parabola, MODEL, value, memory, part, optimizer))
+    whole = finished(minimize(parabola, MODEL, torch.tensor(1.0), batches, optimizer))
+    assert torch.equal(value, whole)
+    alone = finished(minimize(parabola, MODEL, torch.tensor(1.0), batches[:2], optimizer))
+    anew = finished(minimize(parabola, MODEL, alone, batches[2:], optimizer))
+    assert not torch.equal(anew, whole)
 
 
 def test_without_batches_the_start_is_the_result() -> None:

@@ -2,7 +2,7 @@
 
 from fedstill.core import algebra, seeds, trees
 from fedstill.core.data import Batch, Batches, Data, Lazy, Pool
-from fedstill.core.loop import Loop, minimize, side_by_side
+from fedstill.core.loop import Loop, minimize, minimize_further, side_by_side
 from fedstill.core.method import Method, Place, Scored, Step, at_clients, at_server
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
@@ -40,6 +40,7 @@ __all__ = [
     "at_clients",
     "at_server",
     "minimize",
+    "minimize_further",
     "scheduled",
     "seeds",
     "side_by_side",

@@ -26,6 +26,7 @@ from fedstill.core.torch_internals import unwrapped
 
 C = TypeVar("C")
 T = TypeVar("T")
+M = TypeVar("M")
 Given = Mapping[str, Any]
 
 _OVERWRITING: ContextVar[Any] = ContextVar("overwriting", default=None)  # the body, if any
@@ -350,12 +351,46 @@ async def minimize(
     what a step needs of its batch whatever the value, without gradients; statistics that its
     network notes there are not kept. An engine may make it for the next steps while this one runs.
     """
+    memory = _known(optimizer).start(moved_part(start))
+    value, _ = await minimize_further(
+        objective, model, start, memory, batches, optimizer,
+        project=project, mechanism=mechanism, prepare=prepare, **given,
+    )  # fmt: skip
+    return value
+
+
+async def minimize_further(
+    objective: Callable[..., Tensor],
+    model: Network,
+    start: T,
+    memory: M,
+    batches: Sequence[Any],
+    optimizer: Optimizer,
+    /,
+    *,
+    project: Callable[..., T] | None = None,
+    mechanism: Mechanism | None = None,
+    prepare: Callable[..., Any] | None = None,
+    **given: Any,
+) -> tuple[T, M]:
+    """As `minimize`, with an optimiser's memory that comes from an earlier loop and is kept.
+
+        weights, velocity = await minimize_further(f, model, weights, velocity, batches, optimizer)
+
+    The first memory is `optimizer.start(algebra.parameters(weights))`: of SGD with momentum its
+    velocity, zeros in the shapes of the weights.
+    """
+    body = Descent(objective, model, _known(optimizer), project, mechanism, prepare)
+    carry: tuple[T, M] = (start, memory)
+    reached: tuple[T, M] = await Loop(body, carry, given, batches)
+    return reached
+
+
+def _known(optimizer: Optimizer) -> Optimizer:
+    """The optimiser itself, if it is one of ours."""
     if not hasattr(optimizer, "start"):
         raise BadValue(
             f"minimize takes an optimiser that is a value, such as SGD(0.1) or Adam(1e-3) of "
             f"fedstill, not a {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
-    body = Descent(objective, model, optimizer, project, mechanism, prepare)
-    memory = optimizer.start(moved_part(start))
-    carry: tuple[T, Any] = (start, memory)
-    return (await Loop(body, carry, given, batches))[0]
+    return optimizer
