@@ -473,7 +473,7 @@ def test_a_method_that_adds_its_own_noise_is_private() -> None:
 
 def test_a_report_says_what_a_private_method_spends_and_which_one_cannot_be_private() -> None:
     spends = check(FedAvg, only=["budget"])
-    assert spends.remarks["budget"].startswith("in 2 rounds c0 spends 2 x DP-SGD at rate 0.6, ")
+    assert spends.remarks["budget"] == "in 2 rounds c0 spends 4 x DP-SGD at rate 0.6"
     refused = check(sly.Telling, only=["budget"])
     assert refused.broken == []
     said = "refused: privacy: Telling cannot be private as it stands: its step update: it reads"

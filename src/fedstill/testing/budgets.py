@@ -58,7 +58,11 @@ def planned_uses(method: Method, world: World) -> Uses:
 def summed_up(uses: Uses) -> str:
     """What the first client is to spend, for whoever wants to know whether it is accounted for."""
     client, own = next(iter(uses.items()))
-    return f"in {ROUNDS} rounds {client} spends {_told(_rows(own))}"
+    releases: Counter[tuple[str, float]] = Counter()
+    for use in own:
+        releases[use.mechanism, use.rate] += use.releases
+    rows = [(kind, number, rate) for (kind, rate), number in releases.items()]
+    return f"in {ROUNDS} rounds {client} spends {_told(rows)}"
 
 
 def expect_as_planned(method: Method, world: World, uses: Uses) -> None:
