@@ -132,6 +132,30 @@ class First:
         return sorted(members)[: self.count]
 
 
+@pytest.mark.parametrize(
+    ("method", "directions", "said"),
+    [
+        (Local(lr=0.1), ("up", "down"), "it acts up and down, and Local sends nothing; leave it"),
+        (
+            FedAvg(lr=0.1),
+            ("peer",),
+            'FedAvg sends down and up; give it directions = ["down", "up"]',
+        ),
+        (FedAvg(lr=0.1), ("peer", "up"), None),
+    ],
+)
+def test_a_channel_where_nothing_is_sent_is_noted(
+    method: Any, directions: Any, said: str | None
+) -> None:
+    channels = [fedstill.EightBit(directions=directions)]
+    run = fedstill.run(experiment(method, rounds=1, channels=channels))
+    warnings = [note.text for note in run.notes if note.kind == "warning"]
+    assert len(warnings) == (said is not None)
+    assert said is None or (
+        said in warnings[0] and warnings[0].startswith("EightBit codes nothing")
+    )
+
+
 def test_a_sampler_of_any_class_with_other_values_is_not_gone_on_with(tmp_path: Path) -> None:
     place: dict[str, Any] = {"execution": HERE, "folder": tmp_path / "run", "pictures": False}
     same = First(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol, TypeGuard
 
 from fedstill.channels import Channel, received
@@ -10,7 +11,7 @@ from fedstill.channels.coded import Coded, unwrapped
 from fedstill.core.algebra import not_finite
 from fedstill.core.content import LARGEST, early_refusal, refusal, strange_numbers
 from fedstill.core.errors import LONGEST, BadMessage, WireError, told
-from fedstill.core.method import Place, Step
+from fedstill.core.method import Method, Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox, Node
 from fedstill.core.records import Direction, Message, NodeId
 from fedstill.engines.engine import Outcome
@@ -47,6 +48,21 @@ def toward(step: Step, following: Step | None) -> Direction | None:
     if step.place is Place.SERVER:
         return "down" if following.place is Place.CLIENTS else None
     return "up" if following.place is Place.SERVER else "peer"
+
+
+def idle_channels(method: Method, channels: Sequence[Channel]) -> list[str]:
+    """Of channels on ways where the method sends nothing, a line each."""
+    parts = (method.before(), method.each_round(), method.after())
+    pairs = [pair for steps in parts for pair in pairwise(steps) if pair[0].sends is not None]
+    ways = {way for step, following in pairs if (way := toward(step, following)) is not None}
+    name, told = type(method).__name__, ", ".join(f'"{way}"' for way in sorted(ways))
+    advice = f"give it directions = [{told}], or leave it out" if ways else "leave it out"
+    return [
+        f"{type(channel).__name__} codes nothing: it acts {' and '.join(channel.directions)}, and "
+        f"{name} sends {' and '.join(sorted(ways)) or 'nothing'}; {advice}"
+        for channel in channels
+        if not ways & {*channel.directions}
+    ]
 
 
 class Post:

@@ -27,6 +27,7 @@ from fedstill.engines.ranks.leader import Leader
 from fedstill.engines.ranks.protocol import LEADER, Ready, Transport
 from fedstill.federation.budget import calibrated
 from fedstill.federation.experiment import Experiment
+from fedstill.federation.post import idle_channels
 from fedstill.federation.run import Progress, Save, Watch, run
 from fedstill.logbook.events import Note
 from fedstill.logbook.reader import Run, read_run
@@ -269,6 +270,8 @@ class Session:
             about_data = [Note(0, "data", "", text) for text in self.notes]
             if self.privacy is not None:
                 about_data += [Note(0, "privacy", "", text) for text in words_of(self.privacy)]
+            idle = idle_channels(self.experiment.method, self.experiment.channels)
+            about_data += [Note(0, "warning", "", text) for text in idle]
             return [Note(0, "engine", "", self.engine_note), *about_data]
         where = Note(saved.round, "resumed", "", f"from the end of round {saved.round}")
         warnings = [*saved.notes]
