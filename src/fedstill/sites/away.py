@@ -191,7 +191,7 @@ class Away(OwnNode):
                 continue
             for holder, scores in ((SERVER, answer.server), (client, answer.own)):
                 if scores is not None and holder in holders:
-                    found.setdefault(holder, {})[client] = self._sound(client, scores)
+                    found.setdefault(holder, {})[client] = self._sound(scores)
         yield from ((holder, found[holder]) for holder in holders if holder in found)
 
     def _act(
@@ -325,7 +325,7 @@ class Away(OwnNode):
                 f"at least {least} must; start again when they are back. " + "; ".join(lines)
             )
 
-    def _sound(self, client: NodeId, scores: Mapping[str, float]) -> dict[str, float]:
+    def _sound(self, scores: Mapping[str, float]) -> dict[str, float]:
         """The metrics that were asked for, as numbers that one can average."""
         known = chosen(self.experiment.metrics)
         return {

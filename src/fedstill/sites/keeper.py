@@ -39,7 +39,7 @@ class Keeper:
         self._spent: dict[str, list[Spending]] = {}  # by what was asked, in the order of answers
         self._released: dict[str, str] = {}  # the digest of each answer, by what was asked
         if folder is not None:
-            with _on_disk(folder):
+            with _on_disk():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._read_back(folder)
 
@@ -82,7 +82,7 @@ class Keeper:
                 known: [(r.mechanism, r.sigma, r.rate, r.releases) for r in own]
                 for known, own in every.items()
             }
-            with _on_disk(self.folder):
+            with _on_disk():
                 write_whole(self.folder / "spent.json", json.dumps(table))
         self._spent = every
 
@@ -99,17 +99,17 @@ class Keeper:
                 "device or with other versions; under privacy an act is released once"
             )
         if self.folder is not None:
-            with _on_disk(self.folder):
+            with _on_disk():
                 write_whole(self.folder / "released.json", json.dumps(self._released))
 
     def remember(self) -> tuple[str, str]:
         """Keep what the client and its channels remember now; returns the two marks."""
-        with _on_disk(self.folder):
+        with _on_disk():
             return self._kept(self.name), self._kept(channels_of(self.name))
 
     def tidy(self, wanted: Sequence[str]) -> None:
         """Forget all memories but those under these marks."""
-        with _on_disk(self.folder):
+        with _on_disk():
             self.shelf.forget_others(wanted)
 
     def answer_to(self, request: bytes) -> bytes | None:
@@ -121,7 +121,7 @@ class Keeper:
         digest = _digest(request)
         self._last = (digest, answer)
         if self.folder is not None:
-            with _on_disk(self.folder):
+            with _on_disk():
                 write_whole(self.folder / "last-answer", digest.encode() + answer)
 
     def asked_otherwise(self, act: str, request: bytes) -> bool:
@@ -141,7 +141,7 @@ class Keeper:
         if sum(other.startswith(SCORES) == scores for other in self._asked.values()) >= most:
             return False
         if self.folder is not None:
-            with _on_disk(self.folder):
+            with _on_disk():
                 _add_line(self.folder / "asked", f"{digest} {act}")
         self._asked[digest] = act
         return True
@@ -193,7 +193,7 @@ def _digest(data: bytes) -> str:
 
 
 @contextmanager
-def _on_disk(folder: Path | None) -> Iterator[None]:
+def _on_disk() -> Iterator[None]:
     """A disk that is full or cannot be written is said as such."""
     try:
         yield
