@@ -24,13 +24,14 @@ from typer.testing import CliRunner
 
 from fedstill.commands import deploying
 from fedstill.commands.cli import app
-from fedstill.core import source
+from fedstill.core import Inbox, Node, at_clients, source
 from fedstill.core.errors import BadValue, RecipeError, SiteError
 from fedstill.deploy import coordinator
 from fedstill.deploy import folder as folders
 from fedstill.deploy import site as sites
 from fedstill.deploy.board import Board, Row, ask_to_stop, read_board
 from fedstill.deploy.place import faults, versions_beside
+from fedstill.methods.fedavg import Down, FedAvg, Up
 from fedstill.recipe import checked
 from fedstill.recipe.toml import toml_text
 from fedstill.runs import recipes as runs
@@ -467,6 +468,26 @@ def test_an_invitation_for_somebody_who_takes_no_part_is_refused(make: Made) -> 
     path.write_text(path.read_text().replace('name = "north"', 'name = "../north"'))
     with pytest.raises(SiteError, match=r"'\.\./north' is no party"):
         sites.opened(folder)
+
+
+class Logging(FedAvg):
+    """Logs how many examples a client trained on."""
+
+    @at_clients
+    async def update(self, client: Node[Any], inbox: Inbox[Down]) -> Up:
+        """Train and log."""
+        weights, _ = await self.trained(client, inbox.only().weights)
+        client.log(seen=len(client.data), share=1.0)
+        return Up(weights, len(client.data))
+
+
+def test_a_site_is_told_which_numbers_its_steps_log(tmp_path: Path) -> None:
+    recipe = recipe_for(write_data(tmp_path))
+    deployment = SimpleNamespace(name="north", sites=NAMES, address="fl:7447", number="f25f")
+    besides = "leaves this site besides: mean losses of training, {}scores on its test set"
+    assert besides.format("") in "\n".join(deploying._leaving(recipe, deployment))
+    told = "\n".join(deploying._leaving(replace(recipe, method=Logging()), deployment))
+    assert besides.format("seen, share of update, ") in told
 
 
 def test_the_commands_lead_from_a_recipe_to_a_site_that_is_ready(tmp_path: Path) -> None:

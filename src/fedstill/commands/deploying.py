@@ -337,8 +337,10 @@ def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
     method, rounds = recipe.method, recipe.run.rounds
     others = [name for name in deployment.sites if name != deployment.name]
     yield f"{deployment.name}: {recipe.method_name}, {rounds} rounds, with {', '.join(others)}"
-    for step in shows.shown(method, recipe.method_name, stage)["steps"]:
-        if step["at"] != "clients" or not step["sends"]:
+    steps = shows.shown(method, recipe.method_name, stage)["steps"]
+    own = [step for step in steps if step["at"] == "clients"]
+    for step in own:
+        if not step["sends"]:
             continue
         often = "once" if step["part"] != "each round" else f"in each of {rounds} rounds"
         times = f", {step['times']} times" if step["times"] > 1 else ""
@@ -360,7 +362,9 @@ def _leaving(recipe: Any, deployment: Any) -> Iterator[str]:
     elif method.begins_with_examples:
         yield '  its images begin as training examples (start = "real") and may still show them'
     if deployment.address:
-        yield "  leaves this site besides: mean losses of training, scores on its test set"
+        logged = [f"{', '.join(step['logs'])} of {step['name']}" for step in own if step["logs"]]
+        besides = ["mean losses of training", *logged, "scores on its test set"]
+        yield f"  leaves this site besides: {', '.join(besides)}"
     yield f"  number {deployment.number} (compare it with what the coordinator tells you)"
 
 

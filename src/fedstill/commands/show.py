@@ -86,7 +86,7 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
     engine = Rehearsal(stage.experiment(method), Execution(device="cpu"))
     run(engine, log)
     steps = [
-        _step(part, step, times, log.messages, stage)
+        _step(part, step, times, log, stage)
         for part, acts in _parts(method).items()
         for step, times in Counter(acts).items()
     ]
@@ -129,12 +129,14 @@ def _parts(method: Method) -> dict[str, Sequence[Step]]:
     return {"before": method.before(), "each round": method.each_round(), "after": method.after()}
 
 
-def _step(
-    part: str, step: Step, times: int, sent: Sequence[Traffic], stage: Stage
-) -> dict[str, Any]:
-    """A step with its message; numbers are of one sender and, where it is repeated, of one time."""
+def _step(part: str, step: Step, times: int, log: MemoryLog, stage: Stage) -> dict[str, Any]:
+    """A step with its message; numbers are of one sender and, where it is repeated, of one time.
+
+    What it logs is so without its loops, each of which logs its loss.
+    """
     speaker = SERVER if step.place.value == "server" else stage.names[0]
-    rows = [row for row in sent if row.step == step.name and row.sender == speaker]
+    rows = [row for row in log.messages if row.step == step.name and row.sender == speaker]
+    logged = [row.name for row in log.metrics if (row.step, row.node) == (step.name, speaker)]
     message = None
     if step.sends is not None:
         hints = describe(step.sends, step.method.holds)
@@ -160,6 +162,7 @@ def _step(
         "purpose": step.purpose,
         "reads": step.reads.__name__ if step.reads else None,
         "sends": message,
+        "logs": list(dict.fromkeys(logged)),
     }
 
 
