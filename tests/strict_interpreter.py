@@ -3,8 +3,9 @@
 Memory for results is handed out spoiled and guarded: what a kernel leaves out is no number, and
 what it writes beside a result is noticed. So is all that is read or written outside of a launch's
 tensors, also where nothing comes of it. The larger of a number and none is the number, as on a GPU,
-unless a kernel asks for the other; the interpreter alone would hide that. And a launch is told the
-device of its tensors, where several GPUs would have it on the first one.
+unless a kernel asks for the other; the interpreter alone would hide that. A launch is told the
+device of its tensors, where several GPUs would have it on the first one. And it has no more
+programs along an axis than a GPU takes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fedstill.core.torch_internals import is_wrapped
 from interpreted import AROUND, DEVICE, guarded, untouched
 
 FRESH = ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"))
+ALONG = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # programs that a GPU takes along each axis
 
 
 @contextmanager
@@ -78,14 +80,25 @@ def by_address(*tensors: Tensor) -> Iterator[None]:
         _by_address.clear()
 
 
+@contextmanager
+def short_axes(most: int) -> Iterator[None]:
+    """As on a GPU that takes so few programs along the second and third axis of a launch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strict_interpreter.ALONG", (ALONG[0], most, most))
+        patch.setattr("fedstill.kernels.grids.PLACES", most)
+        yield
+
+
 def _watched(launch: Callable[..., Any]) -> Callable[..., Any]:
     """Launches are where a device was chosen; on the way back the framework chooses it."""
 
-    def launched(*args: Any, **kwargs: Any) -> Any:
+    def launched(executor: Any, *args: Any, **kwargs: Any) -> Any:
         assert _chosen_now or torch._C._current_graph_task_id() >= 0, "no device was chosen"
+        fits = all(count <= most for count, most in zip(executor.grid, ALONG, strict=False))
+        assert fits, f"more programs along an axis than a GPU takes: {executor.grid}"
         tensors = [one for one in (*args, *_by_address) if isinstance(one, Tensor)]
         _spans[:] = [_span(tensor) for tensor in tensors if tensor.numel()]
-        return launch(*args, **kwargs)
+        return launch(executor, *args, **kwargs)
 
     return launched
 

@@ -59,6 +59,7 @@ class Pool:
             and self.std is not None
             and self.mean.shape == self.std.shape == channels
             and (kernels := gpu.kernels("kernels.gather")) is not None
+            and kernels.takes(self.stored)
         ):
             found: Tensor = kernels.taken(self.stored, rows, self.mean, self.std, fleeting=fleeting)
             return found

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.kernels.grids import fitting
+
 IMAGES = 32  # that a program reads at a time
 FEATURES = 64  # of a program
 
@@ -31,12 +33,12 @@ class _Means(torch.autograd.Function):
         ctx.save_for_backward(share)
         classes, images, features = outputs.shape
         means = outputs.new_empty(classes, features)
-        programs = (triton.cdiv(features, FEATURES), classes)
+        across = triton.cdiv(features, FEATURES)
         with torch.cuda.device_of(outputs):  # type: ignore[no-untyped-call]
-            _add_up[programs](
-                outputs.contiguous(), share.contiguous(), means, images, features, IMAGES, FEATURES,
-                num_warps=4,
-            )  # fmt: skip
+            for some in fitting(outputs.contiguous(), share.contiguous(), means):
+                _add_up[(across, len(some[0]))](
+                    *some, images, features, IMAGES, FEATURES, num_warps=4
+                )
         return means
 
     @staticmethod

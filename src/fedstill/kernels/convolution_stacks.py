@@ -16,13 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.kernels import grids
+
 PIXELS, CHANNELS, TAPS = 128, 128, 32  # of a program at a time, at most
 WEIGHTS = 64  # outputs and taps of a program that weighs, at most
 PROGRAMS = 512  # that keep a GPU busy
 NUMBERS = 1024  # that a program rounds
 BY_PIXEL = 16  # channels from which maps are first turned round: all of a pixel side by side
 TURNED = (64, 32)  # pixels and channels that a program turns round
-PLACES = 2**16 - 1  # of a grid along its second axis
 HALF = tl.constexpr(0x1000)  # of the last bit that is kept
 KEPT = tl.constexpr(-0x2000)  # sign, exponent and ten bits
 Pair = tuple[int, int]
@@ -66,16 +67,19 @@ def to_weights(
     grid = (triton.cdiv(taps + 1, along), triton.cdiv(outputs, across))
     parts = triton.cdiv(PROGRAMS, grid[0] * grid[1] * networks)
     parts = max(1, min(parts, pixels // (8 * TAPS)))  # each with some work
+    parts = 1 if networks > grids.PLACES else parts  # networks of one launch are not all of them
     each = triton.cdiv(triton.cdiv(pixels, parts), TAPS)
     made = grad.new_empty(parts, networks, outputs * (taps + 1))
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         # Four warps would multiply as a group, which needs both factors turned round in memory.
-        _weigh[(*grid, networks * parts)](
-            grad, x, made, pixels // even, each, networks, outputs, grad.stride(0), x.stride(0),
-            even, ready, *grad.stride()[1:], *x.stride()[1:], taps, inputs,
-            *x.shape[3:], high, wide, *kernel, *stride, *padding, TAPS, across, along,
-            num_warps=2, num_stages=3,
-        )  # fmt: skip
+        for some in grids.fitting(grad, x, made.transpose(0, 1)):
+            count = len(some[0])
+            _weigh[(*grid, count * parts)](
+                *some, pixels // even, each, count, outputs, grad.stride(0), x.stride(0),
+                even, ready, *grad.stride()[1:], *x.stride()[1:], taps, inputs,
+                *x.shape[3:], high, wide, *kernel, *stride, *padding, TAPS, across, along,
+                num_warps=2, num_stages=3,
+            )  # fmt: skip
     total = made[0] if parts == 1 else made.sum(0)
     to_weight, to_bias = total[:, : outputs * taps], total[:, outputs * taps :]
     return to_weight.view(networks, outputs, inputs, *kernel), to_bias
@@ -95,11 +99,12 @@ def _launch(
         _round[(triton.cdiv(rounded.numel(), NUMBERS),)](
             weight, rounded, rounded.numel(), outputs, *weight.stride(), inputs, *kernel, NUMBERS
         )
-        _convolve[(triton.cdiv(pixels, PIXELS), triton.cdiv(outputs, group), networks)](
-            seen, rounded, bias, made, pixels, outputs, seen.stride(0), *seen.stride()[1:], taps,
-            inputs, *seen.shape[3:], high, wide, kernel[1], *stride, *padding, back, ready,
-            bias is not rounded, PIXELS, group, TAPS, num_warps=4, num_stages=3,
-        )  # fmt: skip
+        for some in grids.fitting(seen, rounded, bias, made):
+            _convolve[(triton.cdiv(pixels, PIXELS), triton.cdiv(outputs, group), len(some[0]))](
+                *some, pixels, outputs, seen.stride(0), *seen.stride()[1:], taps, inputs,
+                *seen.shape[3:], high, wide, kernel[1], *stride, *padding, back, ready,
+                bias is not rounded, PIXELS, group, TAPS, num_warps=4, num_stages=3,
+            )  # fmt: skip
 
 
 def _turned(maps: Tensor) -> tuple[Tensor, bool]:
@@ -107,7 +112,7 @@ def _turned(maps: Tensor) -> tuple[Tensor, bool]:
     networks, images, channels, height, width = maps.shape
     pixels = height * width
     grid = (networks * images, triton.cdiv(pixels, TURNED[0]), triton.cdiv(channels, TURNED[1]))
-    if channels < BY_PIXEL or grid[1] > PLACES:
+    if channels < BY_PIXEL or grid[1] > grids.PLACES:
         return maps, False
     maps = _flat(maps)
     made = maps.new_empty(networks, images, height, width, channels)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedstill.kernels import grids
 from fedstill.kernels.blocks import _backward, _forward
 
 
@@ -95,8 +96,8 @@ def patches(x: Tensor, padding: int) -> Tensor:
     high, wide = height + 2 * padding - 2, width + 2 * padding - 2
     seen = torch.empty((examples, inputs * 9, images * high * wide), device=x.device, dtype=x.dtype)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        _lay_out[(examples * inputs, images)](
-            x.contiguous(), seen, inputs, height, width, high, wide, padding,
+        _lay_out[(examples * inputs * images,)](
+            x.contiguous(), seen, inputs, images, height, width, high, wide, padding,
             triton.next_power_of_2(high * wide), num_warps=4,
         )  # fmt: skip
     return seen
@@ -104,18 +105,17 @@ def patches(x: Tensor, padding: int) -> Tensor:
 
 @triton.jit
 def _lay_out(
-    x, seen, inputs, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr,
+    x, seen, inputs, images, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, PADDING: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One map of an image, nine times."""
-    example = tl.program_id(0) // inputs
-    channel = tl.program_id(0) % inputs
-    image, images = tl.program_id(1), tl.num_programs(1)
+    line, image = tl.program_id(0) // images, tl.program_id(0) % images
+    example, channel = line // inputs, line % inputs
     pixels: tl.constexpr = HIGH * WIDE
     place = tl.arange(0, PLACES)
     row, column = place // WIDE, place % WIDE
     start = x + ((example * images + image).to(tl.int64) * inputs + channel) * (HEIGHT * WIDTH)
-    first = seen + tl.program_id(0).to(tl.int64) * (9 * images * pixels) + image * pixels
+    first = seen + line.to(tl.int64) * (9 * images * pixels) + image * pixels
     for tap in tl.static_range(9):
         high = row + (tap // 3 - PADDING)
         wide = column + (tap % 3 - PADDING)
@@ -133,7 +133,8 @@ def squares(rows: Tensor) -> Tensor:
     parts = triton.cdiv(numbers, NUMBERS)
     found = torch.empty((examples, parts), device=rows.device, dtype=torch.float64)
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
-        _square[(parts, examples)](rows.contiguous(), found, numbers, NUMBERS, num_warps=4)
+        for some in grids.fitting(rows.contiguous(), found):
+            _square[(parts, len(some[0]))](*some, numbers, NUMBERS, num_warps=4)
     return found.sum(1)
 
 
@@ -154,6 +155,10 @@ def weighted_sum(rows: Tensor, factors: Tensor) -> Tensor:
     in single precision; rows may be in half.
     """
     examples, numbers = rows.shape
+    most = SHARE * grids.PLACES
+    if examples > most:
+        pairs = zip(rows.split(most), factors.split(most), strict=True)
+        return torch.stack([weighted_sum(*pair) for pair in pairs]).sum(0)
     shares, added = triton.cdiv(examples, SHARE), BYTES // rows.element_size()
     found = torch.empty((shares, numbers), device=rows.device)
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]

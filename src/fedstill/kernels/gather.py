@@ -12,8 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fedstill.core import gpu
+from fedstill.kernels import grids
 
 BLOCK = 1024  # pixels of a program
+
+
+def takes(stored: Tensor) -> bool:
+    """Whether there is room in a launch for all pixels of such examples."""
+    return stored.shape[1:].numel() <= BLOCK * grids.PLACES
 
 
 def taken(

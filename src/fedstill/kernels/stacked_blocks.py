@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstill.core.torch_internals import in_transform
+from fedstill.kernels.grids import fitting
 from fedstill.kernels.half_blocks import NormTiles, _norm_relu_pool, _slopes, norm_tiles
 from fedstill.models.by_pixel import GAIN
 from fedstill.models.pooled_blocks import EPS
@@ -212,9 +213,10 @@ def laid_out(weight: Tensor) -> Tensor:
     """[member, output, input, 3, 3] as [member, tap, input, output], in half precision."""
     members, outputs, inputs = weight.shape[:3]
     laid = torch.empty((members, 9, inputs, outputs), dtype=torch.float16, device=weight.device)
-    programs = (triton.cdiv(9 * inputs, LAID), triton.cdiv(outputs, LAID), members)
+    tiles = (triton.cdiv(9 * inputs, LAID), triton.cdiv(outputs, LAID))
     with torch.cuda.device_of(weight):  # type: ignore[no-untyped-call]
-        _lay_out[programs](weight.contiguous(), laid, inputs, outputs, LAID, num_warps=4)
+        for some in fitting(weight.contiguous(), laid):
+            _lay_out[(*tiles, len(some[0]))](*some, inputs, outputs, LAID, num_warps=4)
     return laid
 
 
@@ -259,18 +261,18 @@ def _launch_convolution(
     x: Tensor, laid: Tensor, out: Tensor, padding: int, gain: float, turned: bool,
     tiles: Tiles | None,
 ) -> None:  # fmt: skip
-    members, images, inputs, height, width = x.shape
+    _, images, inputs, height, width = x.shape
     outputs, high, wide = out.shape[2:]
     tiles = tiles or convolution_tiles(inputs, outputs)
     pixels = images * high * wide
-    programs = (triton.cdiv(pixels, tiles.pixels), triton.cdiv(outputs, tiles.outputs), members)
+    programs = (triton.cdiv(pixels, tiles.pixels), triton.cdiv(outputs, tiles.outputs))
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        _convolve[programs](
-            x, laid.contiguous(), out, gain, pixels, *x.stride(), *out.stride(), inputs, outputs,
-            height, width, high, wide, padding, turned,
-            tiles.pixels, tiles.outputs, tiles.inputs,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+        for some in fitting(x, laid.contiguous(), out):
+            _convolve[(*programs, len(some[0]))](
+                *some, gain, pixels, *x.stride(), *out.stride(), inputs, outputs, height, width,
+                high, wide, padding, turned, tiles.pixels, tiles.outputs, tiles.inputs,
+                num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
 
 
 def weight_slopes(
@@ -303,12 +305,12 @@ def weight_slopes(
     axes = (3, 3, inputs, outputs) if as_made else (outputs, inputs, 3, 3)
     found = torch.empty((members, shares, *axes), device=x.device)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        _weigh[(parts * shares, across, members)](
-            x, by_pixel(grad), found, found, 1 / gain, pixels, share, *x.stride(), inputs, outputs,
-            height, width, high, wide, padding, as_made, False,
-            tiles.pixels, tiles.outputs, tiles.inputs,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+        for some in fitting(x, by_pixel(grad), found, found):
+            _weigh[(parts * shares, across, len(some[0]))](
+                *some, 1 / gain, pixels, share, *x.stride(), inputs, outputs, height, width, high,
+                wide, padding, as_made, False, tiles.pixels, tiles.outputs, tiles.inputs,
+                num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
     summed = found[:, 0] if shares == 1 else found.sum(1)
     turned = summed.permute(0, 4, 3, 1, 2) if as_made else summed
     return turned if by_tap else turned.contiguous()
@@ -324,18 +326,18 @@ def squared_weight_slopes(
     members, images, inputs, height, width = x.shape
     outputs, high, wide = grad.shape[2:]
     tiles = tiles or own_weighing_tiles(inputs, outputs)
-    programs = (triton.cdiv(9 * inputs, tiles.inputs), triton.cdiv(outputs, tiles.outputs), members)
+    programs = (triton.cdiv(9 * inputs, tiles.inputs), triton.cdiv(outputs, tiles.outputs))
     pixels = images * high * wide
     flat = (members, 3, 3, inputs, outputs)
     found = torch.empty(flat, dtype=torch.float16, device=x.device)
-    squares = torch.empty((members, *programs[:2]), dtype=torch.float64, device=x.device)
+    squares = torch.empty((members, *programs), dtype=torch.float64, device=x.device)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        _weigh[programs](
-            x, by_pixel(grad), found, squares, 1 / gain, pixels, pixels, *x.stride(), inputs,
-            outputs, height, width, high, wide, padding, True, True,
-            tiles.pixels, tiles.outputs, tiles.inputs,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+        for some in fitting(x, by_pixel(grad), found, squares):
+            _weigh[(*programs, len(some[0]))](
+                *some, 1 / gain, pixels, pixels, *x.stride(), inputs, outputs, height, width, high,
+                wide, padding, True, True, tiles.pixels, tiles.outputs, tiles.inputs,
+                num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
     return found.permute(0, 4, 3, 1, 2), squares.sum((1, 2))
 
 
