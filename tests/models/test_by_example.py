@@ -189,7 +189,7 @@ def test_half_precision_is_left_to_kernels_for_examples(monkeypatch: pytest.Monk
     here = {"kernels.half_example_blocks": made}
     weights, batch, loss_on = model.init(0), examples(model.shape), classified(model)
     plain, _ = per_example(loss_on, weights, batch)
-    monkeypatch.setattr(gpu, "kernels", here.get)
+    monkeypatch.setattr(gpu, "kernels", lambda module, *_: here.get(module))
     monkeypatch.setattr(Tensor, "is_cuda", True)
     with precision.using("half"), precision.of_examples():
         assert not precision.half_asked_for()

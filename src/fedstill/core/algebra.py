@@ -52,7 +52,7 @@ def _sums(columns: Sequence[Sequence[Tensor]]) -> Any:
     """Kernels that add up many tensors in few launches; None where these are not for them."""
     if not columns or len(columns[0]) < MANY or not columns[0][0].is_cuda:
         return None
-    kernels = gpu.kernels("kernels.ordered_sums")
+    kernels = gpu.kernels("kernels.ordered_sums", columns[0][0])
     return kernels if kernels is not None and all(map(kernels.takes, columns)) else None
 
 

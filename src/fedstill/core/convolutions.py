@@ -245,7 +245,7 @@ def _seen(x: Tensor, kernel: tuple[int, int], moves: Moves) -> Tensor:
     (rows, columns), (down, right) = kernel, moves.padding
     usual = (kernel, moves.stride) == ((3, 3), (1, 1)) and down == right
     usual = usual and x.shape[-2] * x.shape[-1] <= 64 * 64  # a map is one program's
-    kernels = gpu.kernels("kernels.example_blocks") if usual and gpu.plain_on_gpu(x) else None
+    kernels = gpu.kernels("kernels.example_blocks", x) if usual and gpu.plain_on_gpu(x) else None
     if kernels is not None:
         made: Tensor = kernels.patches(x, down)
         return made

@@ -58,7 +58,7 @@ class Pool:
             and self.mean is not None
             and self.std is not None
             and self.mean.shape == self.std.shape == channels
-            and (kernels := gpu.kernels("kernels.gather")) is not None
+            and (kernels := gpu.kernels("kernels.gather", self.stored)) is not None
             and kernels.takes(self.stored)
         ):
             found: Tensor = kernels.taken(self.stored, rows, self.mean, self.std, fleeting=fleeting)

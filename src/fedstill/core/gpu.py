@@ -70,9 +70,42 @@ def place(shape: Sequence[int], device: torch.device) -> Tensor:
     return torch.empty(tuple(shape), device=device)
 
 
+Capability = tuple[int, int]
+LEAST: Capability = (8, 0)  # what Triton is made for; on older ones it leaves tensor cores idle
+
+
+def kernels(module: str, *tensors: Tensor) -> Any:
+    """A module of kernels under `fedstill`, or None where Triton is not installed.
+
+    None as well where a GPU is too old for them: one that these tensors are on or, without
+    tensors, the current one. There torch's own operations compute the same.
+    """
+    devices = {tensor.device for tensor in tensors} or {current()}
+    return None if any(map(is_too_old, devices)) else _loaded(module)
+
+
+def current() -> torch.device:
+    """The GPU that is used where none is named, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def is_too_old(device: torch.device) -> bool:
+    """Whether kernels of ours are not for this GPU."""
+    return device.type == "cuda" and capability(device) < LEAST
+
+
+def capability(device: torch.device) -> Capability:
+    """The generation of a GPU, as NVIDIA counts them."""
+    return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
 @cache
-def kernels(module: str) -> Any:
-    """A module of kernels under `fedstill`, or None where Triton is not installed."""
+def _capability(index: int) -> Capability:
+    return torch.cuda.get_device_capability(index)
+
+
+@cache
+def _loaded(module: str) -> Any:
     if importlib.util.find_spec("triton") is None:
         return None
     return importlib.import_module(f"fedstill.{module}")

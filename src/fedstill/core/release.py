@@ -229,4 +229,4 @@ def _few(leaves: list[Tensor]) -> list[Tensor]:
 
 def _kernels(*tensors: Tensor) -> Any:
     """Kernels for gradients of single examples, where these may be handed to them."""
-    return gpu.kernels("kernels.example_blocks") if gpu.plain_on_gpu(*tensors) else None
+    return gpu.kernels("kernels.example_blocks", *tensors) if gpu.plain_on_gpu(*tensors) else None

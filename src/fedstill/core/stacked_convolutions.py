@@ -233,7 +233,7 @@ def _kernels(*tensors: Tensor, made: int = 0) -> Any:
     if not torch.backends.cudnn.allow_tf32 or not gpu.plain_on_gpu(*tensors):
         return None
     small = max(made, *(_reach(tensor[0]) for tensor in tensors)) < 2**31
-    return gpu.kernels("kernels.convolution_stacks") if small else None
+    return gpu.kernels("kernels.convolution_stacks", *tensors) if small else None
 
 
 def _reach(tensor: Tensor) -> int:

@@ -128,4 +128,4 @@ def picked(maps: Tensor, which: Tensor) -> Tensor:
 
 def _kernels(maps: Tensor) -> Any:
     """Kernels that may be handed maps, or None."""
-    return gpu.kernels("kernels.map_pools") if gpu.plain_on_gpu(maps) else None
+    return gpu.kernels("kernels.map_pools", maps) if gpu.plain_on_gpu(maps) else None

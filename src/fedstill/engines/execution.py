@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedstill.core import precision, ranges
+from fedstill.core import gpu, precision, ranges
 from fedstill.core.errors import BadValue, unknown
 from fedstill.core.model import Model
 from fedstill.core.node import Cache
@@ -107,7 +107,20 @@ class Execution:
         return 1 if few else torch.get_num_threads()
 
     def notes(self, networks: Iterable[Model]) -> list[str]:
-        """What is not computed as asked for."""
+        """What is not computed as asked for, or not as fast as it could be."""
+        return [*self._about_an_old_gpu(), *self._about_precision(networks)]
+
+    def _about_an_old_gpu(self) -> list[str]:
+        device = self.torch_device
+        if not gpu.is_too_old(device):
+            return []
+        has, needs = (f"{one}.{other}" for one, other in (gpu.capability(device), gpu.LEAST))
+        return [
+            f"{torch.cuda.get_device_name(device)} has compute capability {has}, and kernels of "
+            f"fedstill are for {needs} and later; torch's own operations are used, which are slower"
+        ]
+
+    def _about_precision(self, networks: Iterable[Model]) -> list[str]:
         if self.precision not in precision.HALVES:
             return []
         if self.torch_device.type != "cuda":

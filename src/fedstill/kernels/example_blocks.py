@@ -157,7 +157,7 @@ def weighted_sum(rows: Tensor, factors: Tensor) -> Tensor:
     examples, numbers = rows.shape
     most = SHARE * grids.PLACES
     if examples > most:
-        pairs = zip(rows.split(most), factors.split(most), strict=True)
+        pairs = zip(torch.split(rows, most), torch.split(factors, most), strict=True)
         return torch.stack([weighted_sum(*pair) for pair in pairs]).sum(0)
     shares, added = triton.cdiv(examples, SHARE), BYTES // rows.element_size()
     found = torch.empty((shares, numbers), device=rows.device)

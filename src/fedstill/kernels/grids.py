@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 PLACES = 2**16 - 1  # along the second axis, and along the third; the first has 2**31 - 1
@@ -14,4 +15,4 @@ def fitting(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if len(tensors[0]) <= PLACES:
         yield tensors
     else:
-        yield from zip(*(tensor.split(PLACES) for tensor in tensors), strict=True)
+        yield from zip(*(torch.split(tensor, PLACES) for tensor in tensors), strict=True)

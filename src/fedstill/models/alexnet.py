@@ -86,7 +86,7 @@ class AlexNet(Model):
             for kind in ("weight", "bias")
         )
         forms = [(block.padding, block.pooled) for block in _BLOCKS]
-        ours = kernels("kernels.rectified")
+        ours = kernels("kernels.rectified", x)
         if ours is None or not ours.takes(x, convolutions[0], *forms[0]):
             return None
         found: tuple[Tensor, Tensor] = ours.features(x, convolutions, biases, forms, resting)

@@ -32,9 +32,12 @@ TYPES = (torch.float16, torch.float32)
 Back = Callable[[Tensor], Tensor]
 
 
-def taken(norm: Norm) -> bool:
-    """Whether networks with this norm can compute by pixel; others would turn maps round."""
-    return norm in BY_BATCH or (norm == "instance" and kernels(NORMS) is not None)
+def taken(norm: Norm, *tensors: Tensor) -> bool:
+    """Whether networks with this norm can compute by pixel; others would turn maps round.
+
+    On the GPU of these tensors or, without tensors, on the current one.
+    """
+    return norm in BY_BATCH or (norm == "instance" and kernels(NORMS, *tensors) is not None)
 
 
 def normed(
@@ -48,7 +51,7 @@ def normed(
     if norm == "instance":
         scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
         others = (scale, shift) if added is None else (scale, shift, added)
-        if _lie_by_pixel(x, *others) and (ours := kernels(NORMS)) is not None:
+        if _lie_by_pixel(x, *others) and (ours := kernels(NORMS, x)) is not None:
             fused: Tensor = ours.normed(x, scale, shift, added, relu=relu)
             return fused
     x = network.normalise(weights, name, x, norm)
@@ -61,7 +64,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor, *, padding: int, pooled: 
 
     All that comes after the convolution is one kernel for maps by pixel on a GPU.
     """
-    if _lie_by_pixel(x, weight, bias) and (ours := kernels(POOLS)) is not None:
+    if _lie_by_pixel(x, weight, bias) and (ours := kernels(POOLS, x)) is not None:
         fused: Tensor = ours.activated(F.conv2d(x, weight, padding=padding), bias, pooled=pooled)
         return fused
     x = F.relu(F.conv2d(x, weight, bias, padding=padding))
@@ -81,7 +84,7 @@ def entered(weights: Weights, x: Tensor, *, first: str, norm: Norm) -> tuple[Wei
     is rounded unless all is. All is left as it was off a GPU, under `torch.func`, and with norms
     that want another order.
     """
-    if not (taken(norm) and plain_on_gpu(x, *weights.values())):
+    if not (taken(norm, x) and plain_on_gpu(x, *weights.values())):
         return weights, x, _as_it_is
     if not pass_will_do(x):
         turned = {

@@ -136,7 +136,7 @@ class ConvNet(Scalable):
         tensors = [tensor for block in used for tensor in block]
         trained = torch.is_grad_enabled() and all(tensor.requires_grad for tensor in tensors)
         fit = pass_will_do(x) and self._in_fours and trained and not x.requires_grad
-        rows = gpu.kernels("kernels.rows") if fit and gpu.plain_on_gpu(x, *tensors) else None
+        rows = gpu.kernels("kernels.rows", x) if fit and gpu.plain_on_gpu(x, *tensors) else None
         if rows is None:
             return super().features_beside(weights, x, resting)
         paddings = [self._first_padding(), *[1] * (self.depth - 1)]
@@ -159,16 +159,16 @@ class ConvNet(Scalable):
         tensors = [tensor for block in used for tensor in block]
         if examples:
             alone = _stacked_on_gpu(x, *tensors) and not any(is_stacked(one) for one in tensors)
-            kernels = gpu.kernels("kernels.half_example_blocks") if alone else None
-            first = gpu.kernels("kernels.half_example_first") if alone else None
+            kernels = gpu.kernels("kernels.half_example_blocks", x) if alone else None
+            first = gpu.kernels("kernels.half_example_first", x) if alone else None
             return self._stacked_stages(kernels, used, x, only_last, first) if kernels else None
         plain = gpu.plain_on_gpu(x, *tensors)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if plain and not trained and (kernels := gpu.kernels("kernels.half_blocks")) is not None:
+        if plain and not trained and (kernels := gpu.kernels("kernels.half_blocks", x)) is not None:
             return self._half_stages(kernels, used, x, only_last)
         stacked = (plain and trained) or _stacked_on_gpu(x, *tensors)
-        if stacked and (kernels := gpu.kernels("kernels.stacked_blocks")) is not None:
-            first = gpu.kernels("kernels.stacked_first")
+        if stacked and (kernels := gpu.kernels("kernels.stacked_blocks", x)) is not None:
+            first = gpu.kernels("kernels.stacked_first", x)
             return self._stacked_stages(kernels, used, x, only_last, first)
         return None
 
@@ -178,7 +178,7 @@ class ConvNet(Scalable):
             return None
         used = [self._block_weights(weights, block) for block in range(self.depth)]
         known = gpu.plain_on_gpu(x, *(tensor for block in used for tensor in block))
-        if not known or (kernels := gpu.kernels("kernels.half_blocks")) is None:
+        if not known or (kernels := gpu.kernels("kernels.half_blocks", x)) is None:
             return None
         maps: list[Tensor] = []
         by_pixel = torch.channels_last
@@ -194,7 +194,7 @@ class ConvNet(Scalable):
     ) -> list[Tensor]:
         """Blocks of a network that stays as it is; gradients are louder in it than outside."""
         maps: list[Tensor] = []
-        first = gpu.kernels("kernels.first_blocks")
+        first = gpu.kernels("kernels.first_blocks", x)
         for block in range(self.depth):
             weight, scale, shift = weights[block]
             last = block == self.depth - 1
@@ -255,12 +255,13 @@ class ConvNet(Scalable):
         """Norm, activation and pooling; as one kernel where that can be."""
         if self._fused:
             scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            kernels = gpu.kernels("kernels.blocks") if gpu.plain_on_gpu(x, scale, shift) else None
+            plain = gpu.plain_on_gpu(x, scale, shift)
+            kernels = gpu.kernels("kernels.blocks", x) if plain else None
             if kernels is not None:
                 fused: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return fused
             alone = _stacked_on_gpu(x) and not any(is_stacked(one) for one in (scale, shift))
-            kernels = gpu.kernels("kernels.example_blocks") if alone else None
+            kernels = gpu.kernels("kernels.example_blocks", x) if alone else None
             if kernels is not None:
                 by_example: Tensor = kernels.norm_relu_pool(x, scale, shift)
                 return by_example

@@ -266,7 +266,7 @@ def _kernels(images: Tensor, draws: Draws) -> Any:
         return None
     if any(part.requires_grad or part.device != images.device for part in draws[1:]):
         return None
-    kernels = gpu.kernels("kernels.augment")
+    kernels = gpu.kernels("kernels.augment", images)
     return kernels if kernels is not None and kernels.takes(images) else None
 
 

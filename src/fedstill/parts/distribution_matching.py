@@ -219,7 +219,8 @@ def class_means(outputs: Sequence[Tensor], share: Tensor) -> list[Tensor]:
     """[class, ...], the mean of each output over the images of a class."""
     means = []
     for out in outputs:
-        kernels = gpu.kernels("kernels.class_means") if gpu.plain_on_gpu(out, share) else None
+        plain = gpu.plain_on_gpu(out, share)
+        kernels = gpu.kernels("kernels.class_means", out) if plain else None
         if kernels is not None and out.dim() == 3 and not share.requires_grad:
             means.append(kernels.class_means(out, share))
             continue

@@ -43,7 +43,7 @@ def supervised_contrastive(
 
 def _kernels(*tensors: Tensor) -> Any:
     """Kernels that may be handed these, or None."""
-    return gpu.kernels(KERNELS) if gpu.plain_on_gpu(*tensors) else None
+    return gpu.kernels(KERNELS, *tensors) if gpu.plain_on_gpu(*tensors) else None
 
 
 def _kernels_of_stacks(logits: Tensor, labels: Tensor) -> Any:
@@ -55,7 +55,7 @@ def _kernels_of_stacks(logits: Tensor, labels: Tensor) -> Any:
     plain = unwrapped(logits)
     single = plain.dtype == torch.float32 and labels.dtype == torch.long and logits.dim() == 2
     fit = plain.is_cuda and single and not plain.requires_grad
-    return gpu.kernels(KERNELS) if fit else None
+    return gpu.kernels(KERNELS, plain) if fit else None
 
 
 def _contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
