@@ -64,6 +64,15 @@ def test_features_learn_beside_others_at_rest(
     found.sum().backward()  # type: ignore[no-untyped-call]
 
 
+# Eight rows of ImageNet's classes, and the most that a program has to hold.
+@pytest.mark.parametrize(("rows", "classes"), [(8, 1000), (65, 126)])
+def test_many_classes_are_learned(rows: int, classes: int) -> None:
+    logits, labels = torch.zeros(2, rows, classes), torch.zeros(2, rows, dtype=torch.long)
+    torch.func.vmap(torch.func.grad(losses.task_loss))(logits, labels)
+    student = logits[0].clone().requires_grad_()
+    losses.hinton(student, logits[1], labels[0], temperature=2.0, soft_share=0.5).backward()
+
+
 def test_peers_agree_and_contrast() -> None:
     logits = torch.zeros(32, 10, requires_grad=True)
     labels = torch.zeros(32, dtype=torch.long)

@@ -164,11 +164,23 @@ def test_the_weights_of_rows_are_told_their_gradient() -> None:
 
 
 def test_no_rows_and_too_many_numbers_are_left_to_the_operations() -> None:
-    for shape in ((0, 3), (2, 4097)):
+    for shape in ((0, 3), (2, 4097), (1, 10_000), (1, 21_841)):
         x, labels = noise(*shape).requires_grad_(), classes_of(shape[0])
         loss = hinton(x, x, labels, temperature=1.0, soft_share=0.5)
         assert made_by(loss) != "_DistilledBackward"
         assert loss.isnan() == (shape[0] == 0)
+
+
+def test_a_program_holds_at_most_twice_the_entries_that_it_is_handed() -> None:
+    """So much was compiled (`real_sizes.py`); more might not fit."""
+    most = gpu.kernels(losses.KERNELS).ENTRIES
+    sizes = ((rows, classes) for rows in range(1, most + 1) for classes in (most // rows,))
+    held = max(_rounded(rows) * _rounded(classes) for rows, classes in sizes)
+    assert held == _rounded(65) * _rounded(126) == 2 * most
+
+
+def _rounded(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def test_the_mean_over_no_rows_is_left_to_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:

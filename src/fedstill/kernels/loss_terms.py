@@ -19,7 +19,10 @@ from fedstill.core.unfolding import differentiable_gradients
 from fedstill.kernels.stacked_blocks import stacked
 
 ROWS = 128  # of a contrast: more would not fit into one program
-ENTRIES = 2**13  # of logits: the same
+# Of logits: the same. Rows and classes are rounded up to powers of two, so a program holds up to
+# twice as many. Then 64 KiB are shared, which every GPU from 8.0 on has, and of each thread up to
+# 3 KB spill from registers to memory: in one launch that stands for thirty.
+ENTRIES = 2**13
 TINY = tl.constexpr(1e-12)  # the least length by which a row is divided
 COLUMNS = 1024  # of a row of features at a time
 LEFT_OUT = tl.constexpr(-100)  # a label of rows that do not count, as in the framework
