@@ -364,6 +364,35 @@ def test_no_run_starts_where_one_of_several_folders_is_taken(recipe, target):
     assert contents(target) == before
 
 
+def test_a_grid_does_not_begin_where_a_run_or_another_grid_is(recipe, target):
+    """Its folder would say nothing more of what was there: it could not be resumed."""
+    assert fedstill("run", recipe, "--out", target / "one").code == 0
+    assert fedstill("run", recipe, "--seeds", 0, 1, "--out", target / "grid").code == 0
+    before = contents(target)
+    given = ("run", recipe, "--seeds", 2, 3, "--out")
+    says = f"{target / 'one'} holds a single run, not a grid; give another --out"
+    expect_refusal(*given, target / "one", says=says)
+    says = (f"{target / 'grid'} already holds a grid; continue the grid with --continue",
+            "also with more seeds or values")  # fmt: skip
+    expect_refusal(*given, target / "grid", says=says)
+    assert contents(target) == before
+    assert fedstill(*given, target / "grid", "--continue").code == 0
+
+
+@pytest.mark.parametrize("label", ["..", ".", "", "  ", "two\nlines", "x" * 201])
+def test_a_label_that_cannot_name_a_folder_is_refused(recipe, target, label):
+    """A recipe may come from someone else: `..` would lead out of the folder of its runs."""
+    change = f"method.label={json.dumps(label)}"
+    expect_refusal("run", recipe, change, "--out", target, says="method.label = ")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--continue",), ("--seeds", 0, 1)])
+def test_a_folder_whose_name_is_too_long_is_refused(recipe, tmp_path, more):
+    long = tmp_path / ("x" * 300)
+    expect_refusal("run", recipe, "--out", long, *more, says="File name too long; give another")
+
+
 def test_a_folder_with_other_things_is_left_alone(recipe, target):
     target.mkdir()
     (target / "environment.json").write_text("{}")

@@ -41,6 +41,7 @@ from fedstill.report.groups import BY_CLIENT
 
 M = TypeVar("M", Method, Channel)
 OLDER_ENGINE_WORDS = {"lanes": "streams"}
+LONGEST_LABEL = 200  # characters; the name of a folder has no more than 255
 
 
 class Named(NamedTuple):
@@ -163,6 +164,12 @@ def _read_methods(tables: Any, data: DataTable | None, faults: list[str]) -> lis
             if named.method.needs_public
         ]
     labels = [named.label for named in made]
+    faults += [
+        f"method.label = {label!r}: it stands in tables and names a folder; write a word of at "
+        f"most {LONGEST_LABEL} characters on one line, not of dots alone"
+        for label in labels
+        if not label.strip(" .") or not label.isprintable() or len(label) > LONGEST_LABEL
+    ]
     faults += [
         f"method.label {label!r} stands twice; give each method its own label"
         for label in dict.fromkeys(labels)

@@ -99,25 +99,52 @@ def possible_cells(grid: Grid, out: Path) -> list[Cell]:
 
 
 def check_free(cells: Sequence[Cell], out: Path) -> None:
-    """Refuse folders that hold runs already."""
-    for cell in cells:
-        if cell.begun and cell.folder != out:
+    """Refuse folders that hold runs already, and one with a run or a grid of its own above them."""
+    with folders.writing(out):
+        for cell in cells:
+            if cell.begun and cell.folder != out:
+                raise RunFolderError(
+                    f"{cell.folder} already holds a run; {_going_on(out)}, or give another "
+                    "folder with --out"
+                )
+            _check_above(cell, out)
+            folders.check_free(cell.folder)
+        if any(cell.folder != out for cell in cells) and _begun_in(out):
             raise RunFolderError(
-                f"{cell.folder} already holds a run; continue the grid with --continue or with "
-                f"`fedstill resume {out}`, or give another folder with --out"
+                f"{out} already holds a grid; {_going_on(out)}, also with more seeds or values, "
+                "or give another folder with --out"
             )
-        folders.check_free(cell.folder)
 
 
 def check_same_grid(cells: Sequence[Cell], out: Path) -> None:
     """Refuse to go on where a cell of that name is of other values, before anything is run."""
     for cell in cells:
-        inner = [path for path in cell.folder.parents if path == out or out in path.parents]
-        taken = next((path for path in inner if folders.description_in(path)), None)
-        if taken is not None:
-            raise RunFolderError(f"{taken} holds a single run, not a grid; give another --out")
-        if cell.begun:
+        with folders.writing(out):
+            _check_above(cell, out)
+            begun = cell.begun
+        if begun:
             _check_recipe(cell)
+
+
+def _going_on(out: Path) -> str:
+    return f"continue the grid with --continue or with `fedstill resume {out}`"
+
+
+def _check_above(cell: Cell, out: Path) -> None:
+    """Refuse a cell below a folder that is a run's own."""
+    inner = [path for path in cell.folder.parents if path == out or out in path.parents]
+    taken = next((path for path in inner if folders.description_in(path)), None)
+    if taken is not None:
+        raise RunFolderError(f"{taken} holds a single run, not a grid; give another --out")
+
+
+def _begun_in(out: Path) -> bool:
+    """Whether a folder holds a grid of which some run was begun."""
+    path = out / GRID_FILE
+    if not path.exists():
+        return False
+    cells = read_recipe(path).get(GRID, {}).get("cells", [])
+    return any(folders.description_in(out / cell) for cell in cells)
 
 
 def write_grid(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
