@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from block_references import pooled
-from fedstill.core import gpu
+from fedstill.core import gpu, precision
+from fedstill.models.convnet import ConvNet
 from interpreted import guarded, needs_triton, noise, untouched
 from roundings import near
 
@@ -122,3 +123,18 @@ def test_of_a_map_that_is_not_finite_nothing_is_a_number_and_others_do_not_feel_
     found, whole = (one.detach().clone() for one in (found, whole))
     found[1, 2] = whole[1, 2] = 0
     assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_larger_maps_than_a_program_can_hold_are_left_to_the_operations(
+    moving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ConvNet((1, 1026, 1024), 2, depth=1, width=1)
+    weights = {name: tensor.requires_grad_(moving) for name, tensor in model.init(0).items()}
+    x = torch.linspace(-1, 1, 1026 * 1024).view(1, 1, 1026, 1024)
+    with torch.set_grad_enabled(moving):
+        wanted = model(weights, x)
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        assert torch.equal(model(weights, x), wanted)
+        with precision.using("half_throughout"):
+            assert torch.allclose(model(weights, x), wanted)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.core import gpu
-from interpreted import guarded, needs_triton, noise, untouched
+from fedstill.core import algebra, gpu
+from interpreted import DEVICE, guarded, needs_triton, noise, untouched
 from strict_interpreter import by_address
 
 pytestmark = needs_triton
@@ -27,6 +29,16 @@ def test_examples_are_fetched_and_normalised_as_the_host_does(
     assert untouched(stored, mean, std)
 
 
+def test_rows_may_be_counted_in_32_bits_where_examples_are_more(tmp_path: Path) -> None:
+    count, size = 2**17 + 1, 2**14
+    stored = torch.from_file(str(tmp_path / "stored"), True, count * size, dtype=torch.uint8)
+    stored = stored.view(count, 1, 128, 128).to(DEVICE)
+    stored[-1] = 255
+    rows = torch.tensor([count - 1], dtype=torch.int32, device=DEVICE)
+    mean, std = torch.zeros(1, device=DEVICE), torch.ones(1, device=DEVICE)
+    assert (gpu.kernels("kernels.gather").taken(stored, rows, mean, std) == 1).all()
+
+
 @pytest.mark.parametrize("sizes", [[(3, 4), (1030,)], [(0,), (1,), ()]])
 def test_tensors_are_added_up_as_single_operations_do(sizes: list[tuple[int, ...]]) -> None:
     shares = [0.1, 0.7, 0.2]
@@ -39,6 +51,21 @@ def test_tensors_are_added_up_as_single_operations_do(sizes: list[tuple[int, ...
             one = one + other
         assert torch.equal(total, one)
         assert untouched(*rows)
+
+
+def test_a_mean_of_what_has_a_gradient_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    trees = [{"weight": noise(3, of=f"tree {number}")} for number in range(algebra.MANY)]
+    rows = [tree["weight"] for tree in trees]
+    with by_address(*rows):
+        plain = algebra.mean(trees)["weight"]
+        free = rows[1].requires_grad_()
+        with torch.no_grad():
+            assert torch.equal(algebra.mean(trees)["weight"], plain)
+    found = algebra.mean(trees)["weight"]
+    assert torch.equal(found, plain)
+    (told,) = torch.autograd.grad(found.sum(), free)
+    assert torch.equal(told, torch.full_like(told, 1 / algebra.MANY))
 
 
 @pytest.mark.parametrize(("images", "features"), [(33, 65), (1, 1), (32, 64), (7, 200)])

@@ -49,7 +49,8 @@ def _taken(stored, rows, mean, std, found, size, plane, BLOCK: tl.constexpr):
     one = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     fits = pixel < size
-    light = tl.load(stored + tl.load(rows + one) * size + pixel, mask=fits, other=0)
+    start = tl.load(rows + one).to(tl.int64) * size
+    light = tl.load(stored + start + pixel, mask=fits, other=0)
     light = tl.div_rn(light.to(tl.float32), 255.0)
     channel = pixel // plane
     level = tl.load(mean + channel, mask=fits, other=0.0)

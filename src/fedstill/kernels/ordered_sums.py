@@ -20,11 +20,14 @@ NUMBERS = 1024  # of a program
 
 
 def takes(rows: Sequence[Tensor]) -> bool:
-    """Whether tensors can be added up here: alike, without gaps, in single precision on a GPU."""
-    first = rows[0]
-    return plain_on_gpu(first) and all(
-        row.shape == first.shape and row.dtype == first.dtype and row.device == first.device
-        and row.is_contiguous() for row in rows
+    """Whether tensors can be added up here: alike, without gaps, in single precision on a GPU.
+
+    The sum has no gradient.
+    """
+    first, asked = rows[0], torch.is_grad_enabled()
+    return plain_on_gpu(*rows) and all(
+        row.shape == first.shape and row.device == first.device and row.is_contiguous()
+        and not (asked and row.requires_grad) for row in rows
     )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_gro
 Activation = Literal["relu", "leaky_relu", "sigmoid", "swish"]
 Pooling = Literal["avg", "max", "none"]
 
+_MOST_PIXELS = 2**20  # of a map that kernels take: a program holds one, and can hold no more
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.01),
@@ -248,8 +250,9 @@ class ConvNet(Scalable):
 
     @property
     def _fused(self) -> bool:
-        """Whether there are kernels for blocks of this kind."""
-        return (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg")
+        """Whether there are kernels for blocks of this kind, and of maps so large."""
+        usual = (self.norm, self.activation, self.pooling) == ("instance", "relu", "avg")
+        return usual and self.shape[1] * self.shape[2] <= _MOST_PIXELS
 
     def _pooled(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """Norm, activation and pooling; as one kernel where that can be."""
