@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core import algebra, gpu
+from fedstill.core.data import Pool
 from interpreted import DEVICE, guarded, needs_triton, noise, untouched
 from strict_interpreter import by_address
 
@@ -27,6 +28,18 @@ def test_examples_are_fetched_and_normalised_as_the_host_does(
     wanted = (stored[which] / 255 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
     assert torch.equal(found, wanted) and found.shape == (*which.shape, *shape)
     assert untouched(stored, mean, std)
+
+
+@pytest.mark.parametrize("wide", ["mean", "std"])
+def test_examples_are_normalised_by_doubles_as_the_host_does(
+    wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = torch.arange(2 * 3 * 5 * 4).view(2, 3, 5, 4).byte()
+    parts = {"mean": torch.full((3, 1, 1), 0.4), "std": torch.full((3, 1, 1), 0.3)}
+    pool = Pool(stored, torch.arange(2), **(parts | {wide: parts[wide].double()}))
+    wanted = pool.inputs(torch.tensor([1, 0]))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert torch.equal(pool.inputs(torch.tensor([1, 0])), wanted)
 
 
 def test_rows_may_be_counted_in_32_bits_where_examples_are_more(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class Pool:
             and self.mean is not None
             and self.std is not None
             and self.mean.shape == self.std.shape == channels
+            and self.mean.dtype == self.std.dtype == torch.float32
             and (kernels := gpu.kernels("kernels.gather", self.stored)) is not None
             and kernels.takes(self.stored)
         ):
