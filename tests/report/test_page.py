@@ -8,6 +8,7 @@ import re
 import threading
 import zipfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +393,20 @@ def test_numbers_stand_beside_long_names_of_methods(
         assert page.js(f"{number}.right <= {table}.getBoundingClientRect().right"), section
     assert page.js("document.documentElement.scrollWidth") <= width  # nothing sticks out
     page.size(1280, 900)
+
+
+@needs_browser
+def test_labels_of_the_axis_of_accuracies_are_where_they_say(
+    page: chromium.Page, tmp_path: Path
+) -> None:
+    handmade.run_folder(tmp_path / "run", rounds=7)  # from 27 to 39 %: a line every 2.5 %
+    path = tmp_path / "report.html"
+    path.write_text(document(content(found_in([tmp_path / "run"]))), encoding="utf-8")
+    page.open(path.as_uri())
+    texts = "[...document.querySelectorAll('#curve-chart text')].map(t => t.textContent)"
+    labels = [float(text[:-2]) for text in page.js(texts) if text.endswith(" %")]
+    apart = [after - before for before, after in pairwise(labels)]
+    assert len(apart) > 2 and apart == pytest.approx([apart[0]] * len(apart)), labels
 
 
 @needs_browser

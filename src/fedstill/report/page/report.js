@@ -300,7 +300,7 @@
     const whole = state.by === "round", rate = inPercent(state.metric);
     later(() => lineChart(place, visible().map(({ method, number }) => ({ name: method.name, colour: colour(number), dash: dash(number), points: curve(number, scoreSeries(state.metric, state.client), state.by) })), {
       label: `${state.metric} by ${AXES[state.by].title}`, whole, zero: !whole, xName: AXES[state.by].title, xText: AXES[state.by].text,
-      yText: (y, exact) => (rate ? `${(100 * y).toFixed(exact ? 2 : 0)} %` : short(y)), floor: rate ? 0 : undefined, ceiling: rate ? 1.005 : undefined }));
+      yText: (y, exact) => (rate ? `${exact ? percent(y) : short(100 * y)} %` : short(y)), floor: rate ? 0 : undefined, ceiling: rate ? 1.005 : undefined }));
     return made;
   }
 
