@@ -136,7 +136,7 @@ def test_a_clients_own_model_and_an_earlier_round_can_be_asked_for(tmp_path: Pat
         export.of_folder(tmp_path / "run")
     with pytest.raises(RunFolderError, match="unknown party 'eats'; did you mean 'east'"):
         export.of_folder(tmp_path / "run", "eats")
-    with pytest.raises(RunFolderError, match="server remembers no model after this run"):
+    with pytest.raises(RunFolderError, match="server keeps no model after this run"):
         export.of_folder(tmp_path / "run", "server")
     last, earlier = export.of_folder(tmp_path / "run", "east"), export.of_folder(
         tmp_path / "run", "east", 2)  # fmt: skip

@@ -175,10 +175,31 @@ def test_the_model_of_a_run_answers_as_it_was_scored() -> None:
     test = planned.population.party(planned.population.clients[0]).test.all()
     right = (trained(test.x).argmax(1) == test.y).double().mean()
     assert float(right) == pytest.approx(run.accuracy_by_round()[3])
-    with pytest.raises(RunFolderError, match="client-00 remembers no model after this run; server"):
+    with pytest.raises(
+        RunFolderError, match=r"client-00 keeps no model after this run; ask for that of server: "
+    ):
         run.model(planned.population.clients[0])
     with pytest.raises(RunFolderError, match="unknown party 'nobody'"):
         run.model("nobody")
+
+
+@pytest.mark.parametrize(
+    "method, node, holder",
+    [
+        (fedstill.FedProto(), "server", "client-00"),
+        (Local(), "server", "client-00"),
+        (fedstill.Scaffold(), "client-01", "server"),
+    ],
+    ids=["fedproto", "local", "scaffold"],
+)
+def test_a_party_without_a_model_names_those_that_have_one(
+    method: Any, node: str, holder: str
+) -> None:
+    run = fedstill.run(experiment(method, rounds=1), execution=HERE)
+    told = rf"{node} keeps no model after this run; .*{holder}.*: run.model\('{holder}'\)"
+    with pytest.raises(RunFolderError, match=told):
+        run.model(node)
+    run.model(holder)
 
 
 class Tempered(Scored):

@@ -112,7 +112,7 @@ def of_objects(folder: Path, path: Path, node: NodeId | None = None) -> Export:
     chosen = _chosen(node, who, who)
     weights = _weights_in(checkpoint.tensors(path, chosen))
     if not weights:
-        raise RunFolderError(f"{chosen} remembers no model after this run")
+        raise RunFolderError(f"{chosen} keeps no model after this run")
     models = tables["models"]
     described = models.get("clients", {}).get(chosen, models["server"])
     model = _rebuilt(described)
@@ -245,7 +245,7 @@ def _chosen(node: NodeId | None, known: Sequence[NodeId], holders: Sequence[Node
     if node not in known:
         raise RunFolderError(unknown("party", node, known))
     if node not in holders:
-        raise RunFolderError(f"{node} remembers no model after this run; who does: {some}")
+        raise RunFolderError(f"{node} keeps no model after this run; these do: {some}")
     return node
 
 

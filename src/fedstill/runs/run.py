@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedstill.core.errors import BadValue, RunFolderError, unknown
+from fedstill.core.method import Method, Place
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, State, Weights
@@ -82,6 +83,23 @@ class Trained:
         return self.module().state_dict()
 
 
+def _keeps_a_model(method: Method, node: NodeId, state: State | None) -> bool:
+    """Whether a node is scored by what it remembers, or remembers weights besides."""
+    is_scored = (method.scored is Place.SERVER) == (node == SERVER)
+    return state is not None and (is_scored or getattr(state, "weights", None) is not None)
+
+
+def _no_model(experiment: Experiment, engine: Engine, node: NodeId) -> str:
+    """That a node keeps no model, and who does."""
+    known = (SERVER, *experiment.population.clients)
+    who = [one for one in known if _keeps_a_model(experiment.method, one, engine.memory(one))]
+    told = f"{node} keeps no model after this run"
+    if not who:
+        return f"{told}, nor does anybody else"
+    others = ", ".join(who[:5]) + (", …" if who[5:] else "")
+    return f"{told}; ask for that of {others}: run.model({who[0]!r})"
+
+
 @dataclass(frozen=True, eq=False)
 class Run(reader.Run):
     """A run that has ended, in a folder or in memory alone.
@@ -125,12 +143,8 @@ class Run(reader.Run):
             raise RunFolderError(unknown("party", node, known))
         engine = self._engine(experiment)
         state = engine.memory(node)
-        if state is None:
-            who = [name for name in known if engine.memory(name) is not None]
-            others = ", ".join(who[:5]) + (", …" if who[5:] else "")
-            raise RunFolderError(
-                f"{node} remembers no model after this run; {others or 'nobody'} does"
-            )
+        if not _keeps_a_model(experiment.method, node, state):
+            raise RunFolderError(_no_model(experiment, engine, node))
         party = engine.node(node, experiment.rounds, "predict")
         if node == SERVER:  # as where it is scored
             party.state = experiment.method.scored_state(party)
