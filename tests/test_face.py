@@ -62,7 +62,11 @@ def test_rooms_can_be_asked_for_and_an_unknown_name_is_told_with_the_nearest() -
     assert fedstill.__version__
     with pytest.raises(AttributeError, match="has no attribute 'FedAvgg'; did you mean 'FedAvg'"):
         fedstill.FedAvgg  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'SCAFFOLD'; did you mean 'Scaffold'"):
+        fedstill.SCAFFOLD  # noqa: B018
 
 
-with pytest.raises(AttributeError, match="no attribute 'SCAFFOLD'; did you mean 'Scaffold'"):
-    fedstill.SCAFFOLD  # noqa: B018
+def test_a_script_with_an_unknown_name_is_told_the_nearest_once() -> None:
+    script = [sys.executable, "-c", "import fedstill; fedstill.MOON"]
+    told = subprocess.run(script, capture_output=True, text=True, timeout=60).stderr
+    assert told.casefold().count("did you mean") == 1

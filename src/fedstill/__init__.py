@@ -68,7 +68,7 @@ def __getattr__(name: str) -> object:
     elif name == "__version__":
         value = _version()
     else:
-        raise AttributeError(_unknown(name))
+        raise AttributeError(_unknown(name), name=name, obj=None)  # Python adds no second hint
     globals()[name] = value  # the next time it is here
     return value
 

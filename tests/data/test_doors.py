@@ -1,5 +1,6 @@
 """Arrays and data sets of torch and Hugging Face become a federation, or it is said why not."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_an_array_that_must_not_be_written_to_is_copied_for_torch():
         (vectors(3), [0, 1], {}, "train: y has 2 labels for 3 examples"),
         (vectors(2) * np.nan, [0, 1], {}, "train: x must be finite .* 2 of 2 .* first at 0"),
         ([[1, 2], [3, np.inf]], [0, 1], {}, "1 of 2 examples are not, the first at 1"),
-        (vectors(2), [0, -1], {}, "train: y counts classes from 0, but -1 is among"),
+        (vectors(2), [0, -1], {}, "train: y counts classes from 0, but -1 is among .*; number the"),
         (vectors(2), [0.0, 1.0], {}, r"y must be whole numbers or texts.*y.astype\(int\)"),
         (vectors(2), [0.5, 1.0], {}, "but is float64; classes are counted from 0"),
         (vectors(2), [[0], [1]], {}, r"\[2, 1\]; use y.ravel\(\)"),
@@ -221,6 +222,7 @@ def test_classes_are_those_of_all_clients_together():
         ({"a": (vectors(2), [0])}, {}, "client a: y has 1 labels for 2 examples"),
         ({"a": (vectors(2), [0, 1], vectors(1))}, {}, "client a must be .* but has 3 parts"),
         ({"a": {"training": 3}}, {}, "client a must have 'train' and may have 'test', but has tra"),
+        ({"a": {"image": 3, "label": 4}}, {}, r"but has image, label; columns .*: \(x, y\)"),
         ({"a": (np.zeros((0, 3)), [])}, {}, "client a: y is empty"),
         ({"a": (vectors(4), [0, 1, 0, 1]), "b": (vectors(4, 2), [0, 1, 0, 1])}, {},
          r"all clients need inputs of one shape, but a has \(3,\) and b has \(2,\)$"),
@@ -300,6 +302,18 @@ def test_pictures_of_sixteen_bits_become_floats_between_zero_and_one():
 def test_items_of_another_form_are_refused(items, message):
     with pytest.raises(DataError, match=message):
         split(Wards(items))
+
+
+@pytest.mark.parametrize("place", ["photos", Path("photos")])
+def test_a_path_in_place_of_data_is_told_how_files_are_read(place):
+    with pytest.raises(DataError, match=r"is the path 'photos'; .* fedstill.load\('own', data_dir"):
+        split(place, partition=Iid(2))
+    with pytest.raises(DataError, match=r"client a must be .* is the path 'photos'"):
+        clients({"a": place})
+
+
+def test_public_data_are_told_in_one_line():
+    assert repr(unlabelled(np.zeros((5, 8, 8)))) == "<Unlabelled public: 5 inputs of 1x8x8>"
 
 
 def test_items_that_are_tables_are_read_by_their_keys():

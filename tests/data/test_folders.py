@@ -6,7 +6,7 @@ from PIL import Image
 
 from data.made_up import colour_file, grey_file, picture
 from fedstill.core.errors import DataError
-from fedstill.data import load
+from fedstill.data import Iid, load
 
 
 @pytest.fixture
@@ -155,8 +155,19 @@ def test_all_broken_files_of_all_clients_are_named_at_once(tmp_path, hospital):
     with pytest.raises(DataError) as refusal:
         load("own", clients={"a": hospital, "b": other})
     first, *lines = str(refusal.value).splitlines()
-    assert first.startswith("3 image files cannot be read; mend or remove them, or set")
+    assert first.startswith("3 image files cannot be read; repair or remove them, or set")
     assert [name in line for name, line in zip(("one", "two", "three"), lines, strict=True)]
+
+
+def test_a_single_broken_file_is_spoken_of_as_one(hospital):
+    (hospital / "cat" / "one.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"1 image file .* repair or remove it, or .* leave it out"):
+        load("own", clients={"a": hospital})
+
+
+def test_a_single_client_that_is_split_is_not_said_to_be_merged(hospital):
+    data = load("own", clients={"a": hospital}, partition=Iid(2))
+    assert not any("merged" in note for note in data.notes)
 
 
 def test_of_very_many_broken_files_some_are_named_and_the_rest_counted(hospital):

@@ -155,7 +155,10 @@ def as_labels(name: str, y: Array, count: int) -> Array:
     if y.dtype.kind not in "bui":
         raise DataError(f"{name} must be whole numbers or texts, but is {y.dtype}")
     if y.min() < 0:
-        raise DataError(f"{name} counts classes from 0, but {y.min()} is among its labels")
+        raise DataError(
+            f"{name} counts classes from 0, but {y.min()} is among its labels; number the classes "
+            "from 0, or give their names as texts"
+        )
     if y.max() >= max(1000, count):
         raise DataError(
             f"{name} reaches {y.max()} with {count} examples; number the classes from 0, "

@@ -208,9 +208,11 @@ def entry_named(name: str) -> Entry:
     try:
         found = SET_NAMES[name]
     except BadValue as error:
-        if Path(str(name)).suffix in FILES:
+        place = Path(str(name))
+        if place.suffix in FILES or place.is_dir():
+            kind = "folder" if place.is_dir() else "file"
             raise DataError(
-                f"{name} is a file, not the name of a data set; files of yours are the set 'own' "
+                f"{name} is a {kind}, not the name of a data set; files of yours are the set 'own' "
                 "with the option clients, for each client a folder of images or an .npz file; "
                 "tables and other arrays go through fedstill.split in Python"
             ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
@@ -206,9 +207,15 @@ def _parted(name: str, source: Any) -> tuple[Any, Any]:
         if "train" not in source:
             raise DataError(
                 f"{name} must have 'train' and may have 'test', "
-                f"but has {', '.join(map(str, source)) or 'nothing'}"
+                f"but has {', '.join(map(str, source)) or 'nothing'}; columns are given as a pair "
+                "of arrays, inputs and labels: (x, y)"
             )
         return source["train"], source.get("test")
+    if isinstance(source, str | PathLike):
+        raise DataError(
+            f"{name} must be arrays or a data set, but is the path {str(source)!r}; image files "
+            "and .npz files are read by fedstill.load('own', data_dir=…, clients={…})"
+        )
     if isinstance(source, tuple) and len(source) == 4:
         return source[:2], source[2:]
     if isinstance(source, tuple) and len(source) != 2:

@@ -68,9 +68,11 @@ class Finds:
         if self.broken and reading.on_broken == "stop":
             lines = [f"- {line}" for line in self.broken[:MOST_NAMED]]
             more = len(self.broken) - len(lines)
+            them = "it" if len(self.broken) == 1 else "them"
+            files = _count(len(self.broken), "image file")
             raise DataError(
-                f"{_count(len(self.broken), 'image file')} cannot be read; mend or remove them, or "
-                'set data.options.on_broken = "skip" to leave them out:\n'
+                f"{files} cannot be read; repair or remove {them}, "
+                f'or set data.options.on_broken = "skip" to leave {them} out:\n'
                 + "\n".join([*lines, *([f"- and {more} more"] if more else [])])
             )
 

@@ -234,6 +234,7 @@ def pooled(collection: Collection) -> LabelledSet:
     mean, std = None, None
     if any(site.mean is not None for site in sites):
         mean, std = statistics(train.inputs)
+    noted = (f"the data of {len(sites)} clients was merged",) if len(sites) > 1 else ()
     return LabelledSet(
         name=collection.name,
         train=train,
@@ -241,7 +242,7 @@ def pooled(collection: Collection) -> LabelledSet:
         class_names=collection.class_names,
         mean=mean,
         std=std,
-        notes=(*collection.notes, f"the data of {len(sites)} clients was merged"),
+        notes=(*collection.notes, *noted),
         domains=np.repeat(np.arange(len(sites), dtype=np.int64), [len(site) for site in sites]),
         domain_names=tuple(site.name for site in sites),
     )

@@ -32,6 +32,11 @@ class Unlabelled:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def __repr__(self) -> str:
+        """In one line, as that of a federation."""
+        shape = "x".join(map(str, self.inputs.shape[1:]))
+        return f"<Unlabelled {self.name}: {len(self)} inputs of {shape}>"
+
     def digest(self) -> str:
         """The sha256 of everything a run can see, as hex; the name is left out."""
         normalisation = plain(self.mean), plain(self.std)
