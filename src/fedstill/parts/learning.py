@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -117,54 +118,82 @@ def private_training(
     if steps is None:
         steps = epochs * math.ceil(count / size)
     clip = terms.gradient_clip
-    numbers = sum(tensor.numel() for tensor in moved_part(start).values())
-    device = "cuda" if node.device.type == "cuda" else "cpu"
-    chunk = max(1, min(MOST_AT_A_TIME[device], NUMBERS[device] // max(1, numbers)))
-    mechanism = ClippedGradient(clip, chunk)
+    mechanism = ClippedGradient(clip, _at_a_time(start, node.device))
     if not count or not steps:
         return Training(Lazy(0, lambda _: ()), mechanism)
     rate = min(1.0, size / count)
     data = node.spend(Use(SGD_USE, steps, rate))
     expected = rate * count
-    sampling, noising = node.secret("samples"), node.secret(SGD_USE)
-    usual = _rounded(expected + 4 * math.sqrt(expected))
-    deviation = terms.sigma * clip / expected
+    samples = _Samples(
+        data, node.model.shape, start, rate, expected, terms.sigma * clip / expected,
+        node.secret("samples"), node.secret(SGD_USE), views, shift,
+    )  # fmt: skip
+    many = samples.some if views == "none" else None
+    return Training(Lazy(steps, samples.one, many), mechanism)
 
-    def rows(step: int) -> Tensor:
-        return torch.nonzero(sampling.uniform(len(data), step) < rate).flatten()
 
-    def places(picked: Tensor) -> int:
+def _at_a_time(start: Weights, device: torch.device) -> int:
+    """Of how many examples gradients are made together."""
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    numbers: int = sum(tensor.numel() for tensor in moved_part(start).values())
+    return max(1, min(MOST_AT_A_TIME[kind], NUMBERS[kind] // max(1, numbers)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Poisson samples of records, and the noise of each step."""
+
+    data: Data
+    shape: tuple[int, ...]  # of an example
+    start: Weights
+    rate: float  # with which each record takes part
+    expected: float  # how many do
+    deviation: float  # of the noise
+    sampling: Secret
+    noising: Secret
+    views: Views
+    shift: int | None
+
+    def one(self, step: int) -> Sampled:
+        """The sample of a step."""
+        sample: Sampled = trees.map_tensors(
+            lambda tensor: tensor[0], self._made(step, [self._rows(step)])
+        )
+        return sample if self.views == "none" else self._viewed(sample, step)
+
+    def some(self, first: int, count: int) -> Sampled | None:
+        """The samples of some steps, along a first axis, where all have as many places."""
+        drawn = [self._rows(step) for step in range(first, first + count)]
+        alike = len({self._places(picked) for picked in drawn}) == 1
+        return self._made(first, drawn) if alike else None
+
+    def _rows(self, step: int) -> Tensor:
+        return torch.nonzero(self.sampling.uniform(len(self.data), step) < self.rate).flatten()
+
+    def _places(self, picked: Tensor) -> int:
+        usual = _rounded(self.expected + 4 * math.sqrt(self.expected))
         return max(usual, _rounded(len(picked)))
 
-    def made(first: int, drawn: list[Tensor]) -> Sampled:
+    def _made(self, first: int, drawn: list[Tensor]) -> Sampled:
         """The samples of some steps, along a first axis; all have as many places."""
-        count, wide = len(drawn), places(drawn[0])
-        batch = _taken(data, drawn, wide, node.model.shape)
+        count, wide = len(drawn), self._places(drawn[0])
+        batch = _taken(self.data, drawn, wide, self.shape)
         device = batch.x.device
         sizes = torch.tensor([[len(picked)] for picked in drawn]).to(device)
-        share = (torch.arange(wide, device=device) < sizes).float() / expected
-        noise = _noise(start, noising, range(first, first + count), deviation)
+        share = (torch.arange(wide, device=device) < sizes).float() / self.expected
+        noise = _noise(self.start, self.noising, range(first, first + count), self.deviation)
         return Sampled(batch, share, noise)
 
-    def one(step: int) -> Sampled:
-        sample: Sampled = trees.map_tensors(lambda tensor: tensor[0], made(step, [rows(step)]))
-        if views == "none":
-            return sample
-        batch, rng = sample.examples, sampling.generator(step)
-        torch.rand(len(data), generator=rng)  # which examples take part was drawn before
-        height, width = node.model.shape[1:]
-        moves = drawn_moves(rng, len(batch.y), height, width, shift)
+    def _viewed(self, sample: Sampled, step: int) -> Sampled:
+        """The same examples, shifted and flipped."""
+        batch, rng = sample.examples, self.sampling.generator(step)
+        torch.rand(len(self.data), generator=rng)  # which examples take part was drawn before
+        height, width = self.shape[1:]
+        moves = drawn_moves(rng, len(batch.y), height, width, self.shift)
         moves = type(moves)(*(each.to(batch.x.device) for each in moves))
-        ground = ground_of(views, data, _padded([rows(step)], len(batch.y))[0])
-        seen = moved(batch.x, moves, views, ground(slice(None), batch.y.shape))
+        ground = ground_of(self.views, self.data, _padded([self._rows(step)], len(batch.y))[0])
+        seen = moved(batch.x, moves, self.views, ground(slice(None), batch.y.shape))
         return sample._replace(examples=Batch(seen, batch.y))
-
-    def some(first: int, count: int) -> Sampled | None:
-        drawn = [rows(step) for step in range(first, first + count)]
-        alike = len({places(picked) for picked in drawn}) == 1
-        return made(first, drawn) if alike else None
-
-    return Training(Lazy(steps, one, some if views == "none" else None), mechanism)
 
 
 def _taken(data: Data, drawn: list[Tensor], places: int, shape: tuple[int, ...]) -> Batch:
