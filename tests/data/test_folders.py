@@ -156,7 +156,7 @@ def test_all_broken_files_of_all_clients_are_named_at_once(tmp_path, hospital):
         load("own", clients={"a": hospital, "b": other})
     first, *lines = str(refusal.value).splitlines()
     assert first.startswith("3 image files cannot be read; repair or remove them, or set")
-    assert [name in line for name, line in zip(("one", "two", "three"), lines, strict=True)]
+    assert all(name in line for name, line in zip(("one", "two", "three"), lines, strict=True))
 
 
 def test_a_single_broken_file_is_spoken_of_as_one(hospital):
