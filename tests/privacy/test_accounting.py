@@ -226,6 +226,27 @@ def test_after_counts_releases_cost_no_less_where_an_accountant_runs_out_of_numb
     assert 650 < fixed <= epsilon_of_releases([sampled], 1e-5, counts)
 
 
+def test_beyond_a_large_budget_counts_and_what_follows_are_added_up_plainly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No δ is asked for at hundreds of ε, at which an accountant takes minutes and has none."""
+    pytest.importorskip("dp_accounting")
+
+    def never(total: object, grid: object) -> list[float]:
+        raise AssertionError("δ was looked at point by point")
+
+    monkeypatch.setattr(accounting, "_deltas", never)
+    delta, sgd = 1e-5, Releases(0.3, 0.02, 20)
+    counts = mu_of(501.0, delta) * math.sqrt(COUNTS_SHARE)
+    apart = epsilon_of(counts, delta / 2) + epsilon_of_releases([sgd], delta / 2)
+    assert epsilon_of_releases([sgd], delta, counts) == apart
+    assert apart > epsilon_of_releases([sgd, Releases(1 / counts, 1.0, 1)], delta)  # to be safe
+    for epsilon in (4.0, 499.0):  # up to there nothing is different
+        counts = mu_of(epsilon, delta) * math.sqrt(COUNTS_SHARE)
+        with pytest.raises(AssertionError, match="point by point"):
+            epsilon_of_releases([sgd], delta, counts)
+
+
 def test_a_search_ends_also_if_it_begins_where_the_cost_is_infinite() -> None:
     found = accounting._searched(lambda sigma: 2 / sigma if sigma > 1 else math.inf, 0.3, 1.0)
     assert 0.999 <= 2 / found <= 1
