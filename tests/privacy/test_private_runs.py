@@ -412,6 +412,31 @@ def test_with_private_labels_rates_and_steps_follow_from_noisy_counts_alone() ->
     assert not all(exact)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedhe", "desa", "feddm"])
+def test_with_private_labels_nothing_depends_on_records_where_every_noisy_count_is_0(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No samples are planned then, and of sums beside them nothing would be proved."""
+    told = Node._told_counts
+    monkeypatch.setattr(Node, "_told_counts", lambda node: torch.zeros_like(told(node)))
+    ended = []
+    for records in (slice(None), slice(0, 9, 2)):
+        world = worlds.pictures()
+        for client, party in world.parties.items():
+            x, y = party.data.all()
+            fewer = fedstill.Data.of(x[records] + len(y[records]), y[records])
+            world.parties[client] = replace(party, data=fewer)
+        chosen = feddm() if name == "feddm" else method(name)
+        private = replace(BUDGET, labels="private")
+        engine, log = worlds.played(chosen, world, 2, privacy=private)
+        assert {row.mechanism for row in log.privacy} == {"class counts"}
+        states = {node: engine.states[node] for node in ("server", *world.clients)
+                  if engine.states.get(node) is not None}  # fmt: skip
+        ended.append((states.keys(), [t for s in states.values() for t in trees.tensors(s)]))
+    assert ended[0][0] == ended[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(ended[0][1], ended[1][1], strict=True))
+
+
 def test_a_site_with_a_key_makes_other_noise_than_the_seed_tells() -> None:
     def images(key: bytes | None) -> torch.Tensor:
         engine = worlds.engine_for(feddm(), worlds.pictures(), rounds=1, privacy=BUDGET)
@@ -448,6 +473,32 @@ class Twice(Method):
 def test_two_tables_that_are_made_beside_each_other_have_noise_of_their_own() -> None:
     _, log = worlds.played(Twice(), worlds.pictures(), 1, privacy=BUDGET)
     assert all(row.value > 0 for row in log.metrics if row.name == "apart")
+
+
+@dataclass(frozen=True)
+class Averaged(Twice):
+    """Tells a table of records whether or not there are any by the counts."""
+
+    @at_clients
+    async def tell(self, client: Node[None], inbox: Inbox[Never]) -> None:
+        """Tell how many rows it has."""
+        weights, known = client.model.init(0), ClassTable.empty(3, client.model.classes, "cpu")
+        means = await class_averages(client, Logits(client.model.evaluating), weights, known)
+        client.log(rows=len(means.rows))
+
+
+def test_a_table_of_class_averages_has_no_rows_where_every_noisy_count_is_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, private = Node._told_counts, replace(BUDGET, labels="private")
+
+    def rows() -> set[float]:
+        _, log = worlds.played(Averaged(), worlds.pictures(), 1, privacy=private)
+        return {row.value for row in log.metrics if row.name == "rows"}
+
+    assert max(rows()) > 0
+    monkeypatch.setattr(Node, "_told_counts", lambda node: torch.zeros_like(told(node)))
+    assert rows() == {0}
 
 
 @dataclass(frozen=True)
