@@ -12,6 +12,7 @@ import pytest
 
 import fedstill
 from fedstill.core import source
+from fedstill.runs.session import standing
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = {"__init__.py": "a = 1\n", "room/__init__.py": "", "room/work.py": "b = 2\nc = 3\n"}
@@ -99,3 +100,8 @@ def test_a_plug_in_is_told_by_the_package_that_it_lies_in(
     before = told("one_file")
     (tmp_path / "one_file.py").write_text("a = 2\n")
     assert told("one_file") != before
+
+
+def test_ranks_compare_the_code_beside_the_version() -> None:
+    assert standing("the data").versions.startswith(f"{source.own_version()}, torch ")
+    assert source.own_digest()[: source.SHORT] in source.own_version()
