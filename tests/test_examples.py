@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
 import sys
 from collections.abc import Callable
+from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+import fedstill
+from fedstill.core.seeds import generator
 from fedstill.testing import CHECKS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -88,6 +97,54 @@ def test_a_student_that_nobody_teaches_is_fedavgs_beside_mentors_of_any_network(
     assert untaught == pytest.approx(plain, abs=0.7)  # rounding may turn one example of 150
     assert taught != pytest.approx(plain, abs=0.05)
     assert table["fedkd"][up] == table["fedavg"][up]
+
+
+class Net(nn.Module):
+    """A layer of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
+
+
+def test_gossip_in_a_ring_is_what_a_few_lines_of_torch_make_and_keeps_the_contract(
+    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = printed("gossip_ring.py")
+    assert f"GossipSGD: 0 of {len(CHECKS)} broken" in text
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    method = import_module("gossip_ring").GossipSGD
+    rng = generator(0, "gossip")
+    sets = {f"c{i}": (torch.randn(20, 6, generator=rng), torch.arange(20) % 3) for i in range(5)}
+    data = fedstill.clients(sets, test=sets["c0"], normalise=None)
+    network = fedstill.Module(data.shape, data.classes, net := Net(), start="given")
+    nets = [deepcopy(net) for _ in sets]
+    population = fedstill.Population(data, network)
+    values = {"lr": 0.1, "momentum": 0.9, "batch_size": 20}
+    run = fedstill.run(
+        fedstill.Experiment(method(**values), population, rounds=6, topology=fedstill.Ring())
+    )
+    # W = I - L / its largest eigenvalue; that of a circle of five is 2 + 2 cos 36°.
+    edge = 1 / (2 + 2 * math.cos(math.pi / 5))
+    optimisers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in nets]
+    for _ in range(6):
+        said = [parameters_to_vector(each.parameters()).detach() for each in nets]
+        for i, ((x, y), each, optimiser) in enumerate(
+            zip(sets.values(), nets, optimisers, strict=True)
+        ):
+            mixed = said[i] + edge * (said[i - 1] + said[(i + 1) % 5] - 2 * said[i])
+            vector_to_parameters(mixed, each.parameters())
+            optimiser.zero_grad()
+            cross_entropy(each(x), y).backward()
+            optimiser.step()
+    for client, each in zip(sets, nets, strict=True):
+        weights = run.model(client).weights
+        for name, tensor in each.state_dict().items():
+            assert torch.allclose(weights[name], tensor, atol=1e-6)
+            assert not torch.allclose(tensor, net.state_dict()[name], atol=1e-3)
 
 
 def test_in_one_dimension_feddm_comes_lower_than_fedavg_and_both_are_drawn(

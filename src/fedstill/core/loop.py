@@ -377,8 +377,8 @@ async def minimize_further(
 
         weights, velocity = await minimize_further(f, model, weights, velocity, batches, optimizer)
 
-    The first memory is `optimizer.start(algebra.parameters(weights))`: of SGD with momentum its
-    velocity, zeros in the shapes of the weights.
+    The first memory is `optimizer.start(algebra.parameters(weights))`; of SGD with momentum these
+    are zeros in the shapes of the weights.
     """
     body = Descent(objective, model, _known(optimizer), project, mechanism, prepare)
     carry: tuple[T, M] = (start, memory)
