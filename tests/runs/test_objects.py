@@ -352,8 +352,26 @@ def test_a_comparison_is_printed_as_its_table_and_shown_in_a_line() -> None:
 def test_progress_that_is_printed_is_a_line() -> None:
     told: list[str] = []
     fedstill.run(experiment(rounds=1), execution=HERE, watch=lambda p: told.append(str(p)))
-    assert told[0] == "round 0 of 1, 0 bytes sent, 0.0 s"
+    assert told[0] == "round 0 of 1, 0 bytes sent, 0.0 s in this round"
     assert told[1].startswith("round 1 of 1, accuracy 0.") and " bytes sent, " in told[1]
+
+
+def test_progress_shows_accuracy_where_the_first_metric_has_a_number_for_each_class() -> None:
+    told: list[str] = []
+    planned = experiment(rounds=1, metrics=["recall"])
+    fedstill.run(planned, execution=HERE, watch=lambda p: told.append(str(p)))
+    assert told[1].startswith("round 1 of 1, accuracy 0.")
+
+
+def test_a_folder_of_runs_is_compared_and_plotted_as_all_of_them(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        place = tmp_path / "runs" / f"seed-{seed}"
+        planned = experiment(rounds=1, seed=seed)
+        fedstill.run(planned, execution=HERE, folder=place, pictures=False)
+    (group,) = fedstill.compare(tmp_path / "runs").groups
+    assert group.seeds == ("0", "1")
+    figure: Any = fedstill.plot([str(tmp_path / "runs")])
+    assert "over 2 seeds" in figure.axes[0].get_title(loc="left")
 
 
 def test_the_state_dict_of_a_run_loads_into_a_module_built_elsewhere() -> None:

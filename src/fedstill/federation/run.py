@@ -41,7 +41,7 @@ class Progress:
         told = [f"round {self.round} of {self.rounds}"]
         if self.score is not None:
             told.append(f"{self.metric} {self.score:.4f}")
-        return ", ".join([*told, f"{self.bytes:,} bytes sent, {self.seconds:.1f} s"])
+        return ", ".join([*told, f"{self.bytes:,} bytes sent, {self.seconds:.1f} s in this round"])
 
 
 Watch = Callable[[Progress], None]
@@ -143,7 +143,7 @@ def rounds_of(
             yield from play(ending, round, clients)
         last = round == experiment.rounds
         if scored and (last or round % experiment.evaluate_every == 0):
-            score = play.scored(round, metric)
+            metric, score = play.scored(round, metric)
         play.tell_time(round)
         seconds = time.perf_counter() - began
         logbook.write(Number(round, "round", "", "seconds", "", seconds))
@@ -254,17 +254,21 @@ class _Player:
         if round or self.time.now:
             self.logbook.write(Number(round, "round", "", "clock", "", self.time.now))
 
-    def scored(self, round: int, metric: str) -> float | None:
-        """Evaluate, write the scores down, and return the mean of one metric."""
+    def scored(self, round: int, metric: str) -> tuple[str, float | None]:
+        """Evaluate, write the scores down, and return the mean of one metric with its name.
+
+        A metric that has a number for each class has no mean, and accuracy takes its place.
+        """
         with pulse.working_on("evaluate", round):
             found = list(evaluate(self.engine, round))
         self._tell_notes(round)
         for number in found:
             self.logbook.write(number)
         self._tell_undefined(round, found)
+        metric = metric if any(n.name == metric for n in found) else "accuracy"
         scores = [n for n in found if n.name == metric and not math.isnan(n.value)]
         values = [n.value for n in scores if n.node == SERVER] or [n.value for n in scores]
-        return sum(values) / len(values) if values else None
+        return metric, sum(values) / len(values) if values else None
 
     def _tell_notes(self, round: int) -> None:
         """Write down what the engine had to do otherwise than asked."""

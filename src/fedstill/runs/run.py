@@ -299,7 +299,7 @@ def read(folder: Path | str, *, experiment: Experiment | None = None) -> Run:
 
 
 def compare(runs: Iterable[reader.Run | Path | str], metric: str = "accuracy") -> Comparison:
-    """Runs, or their folders, in one table: mean and spread over seeds.
+    """Runs, or their folders, or folders of runs, in one table: mean and spread over seeds.
 
     `fedstill.compare([fedavg, feddm])` is a table in a notebook; `.as_markdown()` is a text.
     """
@@ -329,5 +329,12 @@ def plot(
 
 
 def _read(runs: Iterable[reader.Run | Path | str]) -> list[reader.Run]:
+    """Runs as they are, and all runs that lie in a folder."""
     given = [runs] if isinstance(runs, (reader.Run, Path, str)) else runs
-    return [run if isinstance(run, reader.Run) else reader.read_run(run) for run in given]
+    found: list[reader.Run] = []
+    for run in given:
+        if isinstance(run, reader.Run):
+            found.append(run)
+        else:
+            found += map(reader.read_run, reader.runs_below(Path(run)) or [Path(run)])
+    return found
