@@ -78,6 +78,26 @@ def test_runs_with_other_values_are_kept_apart_and_named_by_them(tmp_path):
     assert names == ["fedavg (lr=0.1)", "fedavg (lr=0.5)"]
 
 
+def test_runs_with_other_channels_are_named_by_the_names_of_these(tmp_path):
+    def channel(name, share):
+        return f'[[federation.channel]]\nname = "{name}"\nshare = {share}\n'
+
+    two, mine = channel("top_k", 0.1) + channel("half", 1), channel("/home/me/signs.py:Signs", 1)
+    folders = [
+        made(tmp_path / str(number), 0, {"a": 0.5}, more=more)
+        for number, more in enumerate([two, mine, ""])
+    ]
+    names = [group.name for group in comparison(folders).groups]
+    assert names == [
+        "fedavg (federation.channel=top_k + half)",
+        "fedavg (federation.channel=Signs)",
+        "fedavg (federation.channel=absent)",
+    ]
+    other = made(tmp_path / "other", 0, {"a": 0.5}, more=two.replace("0.1", "0.2"))
+    names = [group.name for group in comparison([folders[0], other]).groups]
+    assert names == [f"fedavg (federation.channel.0.share={share})" for share in (0.1, 0.2)]
+
+
 @pytest.mark.parametrize(
     "label, name", [("wide", "fedavg wide"), ("fedavg-wide", "fedavg-wide"), ("fedavg", "fedavg")]
 )

@@ -375,6 +375,7 @@ def _difference(setting: Setting, alike: Sequence[Setting]) -> str:
     others = [_flat(json.loads(other.details)) for other in alike]
     keys = sorted({key for each in (mine, *others) for key in each})
     differ = [key for key in keys if any(other.get(key) != mine.get(key) for other in others)]
+    differ = [key for key in differ if not any(key.startswith(f"{one}.") for one in differ)]
     shown = differ[:MOST_DIFFERENCES]
     words = [f"{key.removeprefix('method.')}={mine.get(key, 'absent')}" for key in shown]
     return ", ".join(words)
@@ -403,14 +404,23 @@ def _kept(value: Any) -> Any:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables under dotted names."""
+    """Nested tables under dotted names; of a list of tables their names too, as one text."""
     flat = {}
     for name, item in value.items():
         if isinstance(item, Mapping):
             flat.update(_flat(item, f"{prefix}{name}."))
+        elif item and isinstance(item, list) and all(isinstance(one, Mapping) for one in item):
+            flat[f"{prefix}{name}"] = " + ".join(_last_name(one) for one in item)
+            for place, one in enumerate(item):
+                flat.update(_flat(one, f"{prefix}{name}.{place}."))
         else:
             flat[f"{prefix}{name}"] = item
     return flat
+
+
+def _last_name(table: Mapping[str, Any]) -> str:
+    """The name of a part, of one's own part in a file without the file."""
+    return str(table.get("name", "unnamed")).rpartition(":")[2]
 
 
 def _digest(value: Any) -> str:
