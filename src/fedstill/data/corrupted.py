@@ -86,8 +86,8 @@ def _made(data_dir: str | None, size: int | None, wish: Wish) -> Collection:
     base = _first(test, wish.images)
     sites = [site for kind in wish.kinds for site in _sites(kind, base, size, wish)]
     notes = [
-        "cifar10c: corruptions made here from CIFAR-10's test images with draws of our own, in law "
-        "as published, not the published files",
+        "cifar10c: corruptions made here from CIFAR-10's test images: those of the published files "
+        "in distribution, with other random numbers",
         f"cifar10c: {len(base)} images, of which the last {_tests(base)} are tested on, in "
         f"{len(wish.kinds)} kinds and {len(wish.severities)} severities",
     ]
