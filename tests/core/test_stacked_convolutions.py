@@ -399,7 +399,7 @@ def test_what_kernels_cannot_count_is_left_to_products(
     """64 maps of 224x224 are more than 2**31 numbers from 669 images on."""
     told = Told()
     monkeypatch.setattr(stacked_convolutions.gpu, "plain_on_gpu", lambda *tensors: True)
-    monkeypatch.setattr(stacked_convolutions.gpu, "kernels", lambda name: told)
+    monkeypatch.setattr(stacked_convolutions.gpu, "kernels", lambda *_: told)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     seen, maps = (torch.empty(2, images, count, 224, 224, device="meta") for count in (3, 64))
     weight, moves = torch.empty(2, 64, 3, 3, 3, device="meta"), Moves((1, 1), (1, 1))
@@ -416,7 +416,7 @@ def test_numbers_of_others_between_a_networks_own_are_counted(
     """4,000 images of 3x224x224 of four networks in turn are more than 2**31 numbers."""
     told = Told()
     monkeypatch.setattr(stacked_convolutions.gpu, "plain_on_gpu", lambda *tensors: True)
-    monkeypatch.setattr(stacked_convolutions.gpu, "kernels", lambda name: told)
+    monkeypatch.setattr(stacked_convolutions.gpu, "kernels", lambda *_: told)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     seen = torch.empty(4000, networks, 3, 224, 224, device="meta").transpose(0, 1)
     weight = torch.empty(networks, 1, 3, 1, 1, device="meta")

@@ -298,7 +298,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], 
     def run(call: Callable[[], Any]) -> tuple[Any, Any]:
         fused = call()
         with monkeypatch.context() as patch:
-            patch.setattr("fedstill.core.gpu.kernels", lambda module: None)
+            patch.setattr("fedstill.core.gpu.kernels", lambda *_: None)
             return fused, call()
 
     return run
