@@ -125,6 +125,21 @@ def test_a_warning_of_ours_is_a_sentence_without_a_place_in_our_code(tmp_path: P
     assert [line.startswith(told) for line in done.stderr.splitlines()] == [True]
 
 
+@pytest.mark.parametrize("command", ["resume", "compare", "report"])
+def test_a_file_that_cannot_be_used_is_one_message(command: str, tmp_path: Path) -> None:
+    code = "import sys; from fedstill.commands.cli import main; main()"
+    path = str(tmp_path / ("a" * 300))
+    words = [sys.executable, "-c", code, command, path]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    said, where = done.stderr.splitlines()
+    assert said.startswith(f"fedstill: {path}") and said.endswith(": File name too long")
+    assert where == "for the traceback, run the same command with fedstill --verbose"
+    words.insert(-2, "--verbose")
+    told = subprocess.run(words, capture_output=True, text=True).stderr.splitlines()
+    assert told[0].startswith("Traceback") and told[-1] == said
+
+
 def test_show_tells_where_recipes_and_their_values_belong() -> None:
     said = fedstill("show", "recipes/feddm/mnist.toml")
     assert said.code == 2 and "fedstill data recipes/feddm/mnist.toml" in said.err

@@ -190,7 +190,7 @@ def _own_warnings_in_a_sentence() -> Iterator[None]:
 
 
 def main() -> None:
-    """The command line; a refusal is one clear message and exit code 2.
+    """The command line; a refusal, and a file that cannot be used, is a message and exit code 2.
 
     Under torchrun it is rank 0's: the others play for it.
     """
@@ -205,12 +205,13 @@ def main() -> None:
         # They import torch, so not before they are needed.
         from fedstill.core.errors import FedstillError, StepError
 
-        if not isinstance(error, FedstillError):
+        of_a_file = isinstance(error, OSError) and error.filename is not None
+        if not isinstance(error, FedstillError) and not of_a_file:
             raise
         if SPEECH.verbose:
             typer.echo("".join(format_exception(error)), err=True)
         typer.echo(listings.refusal(error), err=True)
         told = SPEECH.verbose or isinstance(error.__cause__, FedstillError)
-        if isinstance(error, StepError) and not told:
+        if isinstance(error, StepError | OSError) and not told:
             typer.echo("for the traceback, run the same command with fedstill --verbose", err=True)
         raise SystemExit(2) from None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fedstill.core.errors import FedstillError
     from fedstill.data import Entry
     from fedstill.report.layout import Layout
 
@@ -311,10 +310,11 @@ def _remembered(found: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def refusal(error: FedstillError) -> str:
+def refusal(error: Exception) -> str:
     """The message of an error; several faults stand in a list. A terminal does not cut words."""
     faults = getattr(error, "faults", [])
-    said, indent = f"fedstill: {error}", ""
+    told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    said, indent = f"fedstill: {told}", ""
     if len(faults) > 1:
         lines = [f"  - {line}" for line in faults]
         said, indent = "\n".join([f"fedstill: {len(faults)} faults", *lines]), " " * 4
