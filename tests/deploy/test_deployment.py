@@ -146,12 +146,12 @@ def test_the_code_of_plug_ins_that_a_recipe_names_is_compared_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "site"
-    (folder / "own_pack-0.3.dist-info").mkdir(parents=True)
+    (folder / "own_rate-0.3.dist-info").mkdir(parents=True)
     for name, text in {
-        "own_pack.py": "def confidence(labels, logits):\n    return 1.0\n",
-        "own_pack-0.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: own-pack\nVersion: 0.3\n",
-        "own_pack-0.3.dist-info/entry_points.txt": "[fedstill.metrics]\n"
-        "confidence = own_pack:confidence\naccuracy = own_pack:confidence\n",
+        "own_rate.py": "def confidence(labels, logits):\n    return 1.0\n",
+        "own_rate-0.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: own-rate\nVersion: 0.3\n",
+        "own_rate-0.3.dist-info/entry_points.txt": "[fedstill.metrics]\n"
+        "confidence = own_rate:confidence\naccuracy = own_rate:confidence\n",
     }.items():
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(folder)
@@ -159,8 +159,8 @@ def test_the_code_of_plug_ins_that_a_recipe_names_is_compared_and_no_others(
     assert versions_beside(recipe_for(data)) == []  # accuracy is fedstill's own
     recipe = recipe_for(data, "run.metrics=['accuracy','confidence']")
     (before,) = versions_beside(recipe)
-    assert re.fullmatch(r"own-pack 0\.3 \(code [0-9a-f]{12}\)", before)
-    (folder / "own_pack.py").write_text("def confidence(labels, logits):\n    return 2.0\n")
+    assert re.fullmatch(r"own-rate 0\.3 \(code [0-9a-f]{12}\)", before)
+    (folder / "own_rate.py").write_text("def confidence(labels, logits):\n    return 2.0\n")
     (after,) = versions_beside(recipe)
     assert after != before
 
