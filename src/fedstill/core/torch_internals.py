@@ -41,7 +41,7 @@ def check(of: Any = torch) -> None:
     if lacking:
         raise ImportError(
             f"torch {of.__version__} has no {', '.join(lacking)}, which fedstill uses; it was "
-            "tried with torch 2.9 to 2.13"
+            "tried with torch 2.9 to 2.15"
         )
 
 
