@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedstill.report.groups import BY_CLIENT
 from fedstill.report.ledger import ledger_of
@@ -43,6 +44,8 @@ def test_runs_are_set_beside_a_paper_and_kept_with_what_was_changed(tmp_path: Pa
     assert said.code == 0 and "kept: " in said.err
     entries = json.loads((papers / "runs" / "small.json").read_text())
     assert [entry["changes"] for entry in entries] == [[], ["method.lr=0.1"]]
+    if not torch.cuda.is_available():
+        assert {entry["origin"] for entry in entries} == {"cpu, single precision"}
 
     (cell,) = json.loads(fedstill("ledger", *common, "--format", "json").out)["cells"]
     scored = json.loads((tmp_path / "a" / "summary.json").read_text())["average_accuracy"]

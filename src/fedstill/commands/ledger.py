@@ -113,7 +113,8 @@ def entry_of(folder: Path, recipes: Path) -> Entry:
     for path in sorted(recipes.rglob("*.toml")):
         if (shipped := _tables(path, name, label)) is not None:
             device = run.summary.get("device", "")
-            precision = run.recipe.get("engine", {}).get("precision", "")
+            asked = run.recipe.get("engine", {}).get("precision", "")
+            precision = "single precision" if device == "cpu" else asked
             return Entry(
                 path.relative_to(recipes).with_suffix("").as_posix(),
                 label,
