@@ -54,11 +54,9 @@ def windows_of_two(
     return_indices: bool = False,
 ) -> bool:
     """Whether max_pool2d is asked for windows of 2x2 side by side, and for nothing else."""
-    usual = pair(kernel_size) == pair(stride or kernel_size) == (2, 2)
-    return usual and (pair(padding), pair(dilation), ceil_mode, return_indices) == (
-        *((0, 0), (1, 1)),
-        *(False, False),
-    )
+    windows = pair(kernel_size) == pair(stride or kernel_size) == (2, 2)
+    alone = pair(padding) == (0, 0) and pair(dilation) == (1, 1)
+    return windows and alone and not ceil_mode and not return_indices
 
 
 def max_pool(maps: Tensor) -> Tensor:
