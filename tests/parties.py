@@ -13,12 +13,6 @@ from fedstill.sites.certificates import Authority
 from fedstill.sites.credentials import Credentials
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def joined(
     folder: Path, authority: Authority, name: str, days: int = 365, hosts: Any = ("127.0.0.1",)
 ) -> Credentials:

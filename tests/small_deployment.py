@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from fedstill.recipe import checked, overridden
 from fedstill.recipe.tables import Recipe
 
 NAMES = ("north", "south", "west")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_data(folder: Path) -> dict[str, Path]:

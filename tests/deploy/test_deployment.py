@@ -39,7 +39,8 @@ from fedstill.sites import certificates, words, zenoh
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy, Site
 from fedstill.sites.words import SAME_CODE, Act
-from small_deployment import NAMES, free_port, recipe_for, rows, write_data
+from ports import free_port
+from small_deployment import NAMES, recipe_for, rows, write_data
 
 
 @dataclass

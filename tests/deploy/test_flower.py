@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import ssl
 import stat
 import subprocess
@@ -37,14 +36,9 @@ from fedstill.recipe.tables import Recipe
 from fedstill.sites import door
 from fedstill.sites.site import Policy
 from flower_trial import listening, wait
+from ports import free_port
 
 NAMES = ("north", "south")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def recipe_of(folder: Path, method: str = "fedavg") -> Recipe:

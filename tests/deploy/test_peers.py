@@ -26,7 +26,8 @@ from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy
 from fedstill.sites.words import SAME_CODE
 from fedstill.sites.zenoh import ZenohMesh
-from small_deployment import NAMES, free_port, recipe_for, rows, write_data
+from ports import free_port
+from small_deployment import NAMES, recipe_for, rows, write_data
 
 
 @dataclass

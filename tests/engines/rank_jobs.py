@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from fedstill.commands.cli import main
 from fedstill.data.sites import Collection
 from fedstill.engines.play.in_process import InProcess
+from ports import free_port
 
 Wreck = Callable[[int], None]  # of a rank
 
@@ -31,9 +31,7 @@ def start(folder: Path, ranks: int, *arguments: object, wreck: Wreck | None = No
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedstill.runs.session", "fedstill.engines.ranks.gloo"])
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     words = [str(word) for word in arguments]
     made = [
         context.Process(target=_rank, args=(rank, ranks, port, words, folder / "screen", wreck))

@@ -17,7 +17,8 @@ pytest.importorskip("cryptography", reason="needs fedstill[sites]")
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.certificates import Authority
 from fedstill.sites.zenoh import ZenohMesh
-from parties import free_port, joined, trusting
+from parties import joined, trusting
+from ports import free_port
 
 RUN = "trial-1"
 NAMES = ("north", "south", "west")

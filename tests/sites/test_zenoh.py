@@ -24,7 +24,8 @@ from fedstill.sites.certificates import Authority
 from fedstill.sites.credentials import Credentials
 from fedstill.sites.exchange import Silence
 from fedstill.sites.zenoh import COORDINATOR, Calls
-from parties import Proxy, free_port, joined, trusting
+from parties import Proxy, joined, trusting
+from ports import free_port
 
 RUN = "trial-1"
 SITES = ["north", "south"]

@@ -14,6 +14,7 @@ from typing import Any
 from fedstill.core.errors import SiteError
 from fedstill.core.files import write_whole
 from fedstill.core.records import NodeId
+from fedstill.deploy.meanwhile import meanwhile
 from fedstill.federation.run import Progress
 from fedstill.sites.away import ASKED, Asked
 
@@ -72,21 +73,12 @@ class Board:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """While a run lasts, write the board down every second."""
-        over = threading.Event()
-
-        def writing() -> None:
-            while not over.wait(EVERY):
-                self.write()
-
         (self.folder / STOP).unlink(missing_ok=True)
         self.write()
-        thread = threading.Thread(target=writing, daemon=True)
-        thread.start()
         try:
-            yield
+            with meanwhile(self.write, EVERY):
+                yield
         finally:
-            over.set()
-            thread.join()
             self.write()
 
     def write(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from fedstill.core.errors import SiteError
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment
+from fedstill.deploy.meanwhile import meanwhile
 from fedstill.deploy.place import Place, check_for_peers
 from fedstill.deploy.site import RUN, Invited, at_work, checked, credentials_of
 from fedstill.engines.play.in_process import InProcess
@@ -110,7 +110,7 @@ def _among(
     assert isinstance(mesh, ZenohMesh)
     peers.stand()
     try:
-        with _looking_for_twins(peers):
+        with meanwhile(peers.look_for_twins, LOOK):
             say(f"{deployment.name} looks for {', '.join(peers.others)}")
             _find(peers, mesh, patience, begun)
             yield
@@ -123,24 +123,6 @@ def _among(
             say("the run is over")
     finally:
         peers.close()
-
-
-@contextmanager
-def _looking_for_twins(peers: Peers) -> Iterator[None]:
-    """Meanwhile look again and again whether a peer, or this one, is there twice."""
-    over = threading.Event()
-
-    def looking() -> None:
-        while not over.wait(LOOK):
-            peers.look_for_twins()
-
-    thread = threading.Thread(target=looking, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _find(peers: Peers, mesh: ZenohMesh, patience: Patience, begun: bool) -> None:
