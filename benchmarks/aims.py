@@ -33,6 +33,7 @@ class Aim:
     case: Case
     most: float | None = None  # milliseconds
     gain: float | None = None  # or how many times as fast as clients in turn, not recorded
+    steps: int | None = None  # of the loop, where they are not the benchmark's own
 
 
 def network(title: str, benchmark: str, gain: float) -> Aim:
@@ -45,6 +46,10 @@ AIMS = (
     Aim("an iteration of matching, alone, in rows of 50", "matching",
         Case("in_process", True, 1, "half"), 1.3),
     Aim("the same, beside three others", "matching", Case("streams", True, 4, "half"), 1.2),
+    Aim("an iteration of matching, alone, in rows of 300 as in FedDM's recipes", "matching",
+        Case("in_process", True, 1, "half"), 1.3, steps=300),
+    Aim("the same, beside three others", "matching", Case("streams", True, 4, "half"), 1.2,
+        steps=300),
     Aim("a local step, 50 clients, width 128, batch 32", "local-step",
         Case("batched", True, 50, "half"), 0.045),
     Aim("a small step, 200 clients, width 32, batch 10", "small-step",
@@ -77,23 +82,27 @@ def main() -> None:
     found: list[Mapping[str, Any]] = []
     raw = options.out / "aims"
     raw.mkdir(parents=True, exist_ok=True)
-    for name in options.names:
-        found.append(measured(name, device, options.repeat))
-        bench.write(found[-1], raw)
+    for name, steps in dict.fromkeys((aim.benchmark, aim.steps) for aim in AIMS):
+        if name not in options.names:
+            continue
+        found.append(measured(name, steps, device, options.repeat))
+        write_json(raw / f"{name}{'' if steps is None else f'-{steps}'}.json", found[-1])
         table = as_table(found, options.repeat)
         write_json(options.out / "aims.json", table)  # what is measured is kept, come what may
-        for row in table["rows"][-len(aims_of(name)) :]:
+        for row in table["rows"][-len(aims_of(name, steps)) :]:
             print(f"{row['work']}: {row['milliseconds']['median']:.3g} ms", flush=True)
     print(f"→ {options.out / 'aims.json'}")
 
 
-def aims_of(benchmark: str) -> list[Aim]:
-    return [aim for aim in AIMS if aim.benchmark == benchmark]
+def aims_of(benchmark: str, steps: int | None) -> list[Aim]:
+    return [aim for aim in AIMS if (aim.benchmark, aim.steps) == (benchmark, steps)]
 
 
-def measured(benchmark: str, device: torch.device, repeat: int) -> dict[str, Any]:
-    """What `fedstill bench` finds of the cases that a benchmark's aims need."""
-    aims, small = aims_of(benchmark), device.type == "cpu"
+def measured(
+    benchmark: str, steps: int | None, device: torch.device, repeat: int
+) -> dict[str, Any]:
+    """What `fedstill bench` finds of the cases that aims at so many steps need."""
+    aims, small = aims_of(benchmark, steps), device.type == "cpu"
     engines = {"in_process" if small else aim.case.engine for aim in aims}
     against = any(aim.gain for aim in aims)
     wanted = Wanted(
@@ -101,12 +110,16 @@ def measured(benchmark: str, device: torch.device, repeat: int) -> dict[str, Any
         precisions=() if small or against else ("half",),
     )
     sizes = bench.BENCHMARKS[benchmark].sizes(small)
-    return bench.measured(benchmark, device, sizes=sizes, repeat=repeat, wanted=wanted)
+    sizes = sizes if steps is None or small else replace(sizes, steps=steps)
+    found = bench.measured(benchmark, device, sizes=sizes, repeat=repeat, wanted=wanted)
+    return {**found, "steps": steps}
 
 
 def as_table(found: Sequence[Mapping[str, Any]], repeat: int) -> dict[str, Any]:
     """All that page.py needs to know."""
-    rows = [row_of(aim, each) for each in found for aim in aims_of(each["benchmark"])]
+    rows = [
+        row_of(aim, each) for each in found for aim in aims_of(each["benchmark"], each["steps"])
+    ]
     return {
         "when": time.strftime("%Y-%m-%d"), "machine": found[0]["machine"], "repeat": repeat,
         "rows": rows,

@@ -83,12 +83,6 @@ def run(*words: object) -> str:
     return done.output
 
 
-def begin(log: Path, *words: object) -> subprocess.Popen[bytes]:
-    """A command that goes on beside this one; what it says goes to a file."""
-    with log.open("ab") as file:
-        return subprocess.Popen(command(*words), stdout=file, stderr=file, env=dict(os.environ))
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -111,10 +105,11 @@ class Consortium:
         self.folder, self.data, self.peers = folder, data, peers
         self.recipe = write_recipe(folder / "recipe.toml", data, method, rounds)
         self.out = folder / "consortium"
-        where = ["--address", f"127.0.0.1:{free_port()}"]
         if peers:
-            listening = (f"{name}=127.0.0.1:{free_port()}" for name in data)
+            listening = (f"{name}={self.address(name)}" for name in data)
             where = [word for pair in listening for word in ("--peer", pair)]
+        else:
+            where = ["--address", self.address("coordinator")]
         made = run("deploy", "make", self.recipe, *where, "--out", self.out, *options)
         number = re.search(r"number (\S+)", made)
         assert number is not None
@@ -125,6 +120,10 @@ class Consortium:
             signed = self.out / "coordinator" / "signed" / f"{name}.pem"
             (place / signed.name).write_bytes(signed.read_bytes())
 
+    def address(self, name: str) -> str:
+        """Where a party listens."""
+        return f"127.0.0.1:{free_port()}"
+
     def place(self, name: str) -> Path:
         return self.out / "invitations" / name
 
@@ -133,10 +132,25 @@ class Consortium:
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
         """A site's or a peer's process."""
-        return begin(self.log(name), "peer" if self.peers else "site", "start", self.place(name))
+        return self.begin(name, "peer" if self.peers else "site", "start", self.place(name))
 
     def coordinator(self) -> subprocess.Popen[bytes]:
-        return begin(self.log("coordinator"), "deploy", "start", self.out)
+        return self.begin("coordinator", "deploy", "start", self.out)
+
+    def begin(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        """A party's command, which goes on beside this one; what it says goes to its log."""
+        with self.log(name).open("ab") as file:
+            return subprocess.Popen(
+                self.command(name, *words), stdout=file, stderr=file, env=self.environment(name)
+            )
+
+    def command(self, name: str, *words: object) -> list[str]:
+        """How a party's machine runs a command."""
+        return command(*words)
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What a party's processes find set."""
+        return dict(os.environ)
 
     def run_folder(self, name: str = "") -> Path:
         return (self.place(name) if name else self.out / "coordinator") / "run"

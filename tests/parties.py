@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ def trusting(own: Credentials, authority: Authority) -> Credentials:
 
 
 class Proxy:
-    """Carries bytes to an address, but for the time that it is cut."""
+    """Carries bytes to an address, so many a second, but for the time that it is cut."""
 
-    def __init__(self, target: str):
+    def __init__(self, target: str, rate: float = float("inf")):
         self.host, port = target.rsplit(":", 1)
-        self.port = int(port)
+        self.port, self.rate = int(port), rate
         self.whole = threading.Event()
         self.whole.set()
         self.lines: list[socket.socket] = []
@@ -79,6 +80,10 @@ class Proxy:
 
     def _carrying(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            if self.rate < float("inf"):  # else the system would take megabytes at once
+                source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+                target.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+            while data := source.recv(1 << 14):
+                time.sleep(len(data) / self.rate)
                 target.sendall(data)
             target.shutdown(socket.SHUT_RDWR)

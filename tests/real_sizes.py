@@ -16,6 +16,7 @@ from torch import Tensor
 from fedstill.core import precision
 from fedstill.core.records import Weights
 from fedstill.models.alexnet import AlexNet
+from fedstill.models.conv4 import Conv4
 from fedstill.models.convnet import ConvNet
 from fedstill.parts import losses
 
@@ -62,6 +63,12 @@ def test_features_learn_beside_others_at_rest(
     model = kind(shape, 10, width=128)
     found, _ = model.features_beside(moving(model), torch.zeros(64, *shape), 32)
     found.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_teacher_is_asked() -> None:
+    images = torch.zeros(64, *PHOTOS, requires_grad=True)
+    model = Conv4(PHOTOS, 10)
+    torch.autograd.grad(model(model.init(0), images).sum(), images)
 
 
 # Eight rows of ImageNet's classes, and the most that a program has to hold.

@@ -71,6 +71,25 @@ def test_the_new_method_without_momentum_is_fedavg_and_with_it_is_not_and_keeps_
     assert with_it != pytest.approx(plain, abs=0.7)
 
 
+def test_old_weights_cost_accuracy_where_clients_miss_rounds_and_are_fedavgs_where_none_does(
+    printed: Callable[..., str],
+) -> None:
+    text = printed("stale_weights.py")
+    assert f"StaleFedAvg: 0 of {len(CHECKS)} broken" in text
+    assert f"StaleFedLGD: 0 of {len(CHECKS)} broken" in text
+    table = rows(text)
+    average = table["method"].index("average")
+    everybody, some = (
+        [
+            table[f"{name.lower()} {name}, {part} of the clients"]
+            for name in ("FedAvg", "StaleFedAvg")
+        ]
+        for part in ("100%", "40%")
+    )
+    assert everybody[0][: average + 1] == everybody[1][: average + 1]
+    assert float(some[1][average]) < float(some[0][average])
+
+
 def test_without_personal_layers_clients_are_fedavgs_and_with_them_less_travels(
     printed: Callable[..., str],
 ) -> None:

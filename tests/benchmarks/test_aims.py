@@ -21,7 +21,7 @@ def found(benchmark, **milliseconds):
         for title, median in milliseconds.items()
     ]  # fmt: skip
     machine = {"gpu": {"name": "a GPU"}, "cpu": "a CPU", "torch": "2.13"}
-    return {"benchmark": benchmark, "machine": machine, "cases": cases}
+    return {"benchmark": benchmark, "machine": machine, "cases": cases, "steps": None}
 
 
 @pytest.mark.parametrize("aim", aims.AIMS, ids=lambda aim: aim.work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -120,3 +121,26 @@ def test_seeds_beside_other_work_count_for_accuracy_alone():
     made = page.side_by_side(table(PLAIN, {**few, "more_seeds": [0.95, 0.96, 0.97, 0.96]}))
     assert "~~" not in made and "90.67 ± 8.29, 6 seeds" in made
     assert page.milliseconds({"parts": 1}, few) == [1000.0, 3000.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("matching", "the same, beside three others"),
+        ("local-step", "a local step, 50 clients"),
+        ("small-step", "a small step"),
+        ("average", "a round of 50 clients"),
+        ("lessons", "a round of DFRD's server"),
+        ("conv4-step", "a local step of ten clients, batch 64, against clients in turn: conv4"),
+        ("sets", "a round of FedDualMatch"),
+    ],
+)
+def test_later_figures_of_older_tables_include_those_of_the_targets(name, work):
+    (told,) = re.findall(
+        rf"^\| `{name}` \| [\d.]+ \| ([^|]+) \| \[targets\]", page.PAGE.read_text("utf-8"), re.M
+    )
+    lowest, highest = float(told.split(" to ")[0]), float(told.split(" to ")[-1])
+    rows = json.loads((page.RESULTS / "aims.json").read_text("utf-8"))["rows"]
+    times = [row["milliseconds"]["median"] for row in rows if row["work"].startswith(work)]
+    least = min(times)
+    assert lowest * 0.99 <= least <= highest * 1.01, (told, least)

@@ -56,6 +56,10 @@ class Outer(Message):
     classes: dict[str, Positional]
 
 
+class ByName(Message):
+    each: dict[str, Inner]
+
+
 class Counted(Message):
     """Holds a message of any kind."""
 
@@ -107,6 +111,9 @@ def test_half_divides_by_a_power_of_two_where_an_entry_is_too_large() -> None:
     assert torch.equal(found, tensor)
     travelling, _ = carried(Half(), Up({"w": tensor}, 1))
     assert float(travelling.parts["weights.w"]["factor"]) == 2**5
+    assert torch.equal(tensor_through(Half(), -tensor), -tensor)  # the largest may be below zero
+    least = torch.full((16,), 2.0**-24)  # of float16, and not divided
+    assert torch.equal(tensor_through(Half(), least), least)
     assert torch.equal(tensor_through(Half(), torch.zeros(16)), torch.zeros(16))
 
 
@@ -133,6 +140,13 @@ def test_rows_with_steps_of_their_own_do_not_disturb_each_other() -> None:
     assert tensor_through(EightBit(), tensor)[0].unique().numel() == 1
     travelling, _ = carried(EightBit(per="row"), Up({"w": tensor}, 1))
     assert travelling.bytes()["weights"] == 512 + 2 * 8
+
+
+def test_rows_that_would_grow_by_steps_of_their_own_travel_as_they_are() -> None:
+    # Step and low of a row take 8 bytes: what two entries take, and less than three.
+    message = Up({"narrow": normal(100, 2), "wide": normal(100, 3)}, 1)
+    assert list(carried(EightBit(per="row"), message)[0].parts) == ["weights.wide"]
+    assert list(carried(EightBit(), message)[0].parts) == ["weights.narrow", "weights.wide"]
 
 
 def test_stochastic_rounding_is_right_in_the_mean() -> None:
@@ -218,6 +232,14 @@ def test_a_field_marked_as_a_change_is_fed_back_and_nothing_is_taken_from_it() -
     assert memory["0"]["weights.w"].tolist() == [*range(19), 0]
 
 
+@pytest.mark.parametrize(("entries", "most"), [(100, 0.6), (2**15, 0.6), (2**15 + 1, 0.4)])
+def test_top_k_leaves_alone_what_places_would_make_larger(entries: int, most: float) -> None:
+    # A value takes 4 bytes, its place 2 or, in a tensor of more than 2^15 entries, 4.
+    message = Up({"w": normal(entries)}, 1)
+    assert carried(TopK(share=most), message)[0].parts
+    assert not carried(TopK(share=most + 0.15), message)[0].parts
+
+
 def test_matrices_of_low_rank_arrive_whole() -> None:
     tensor = normal(12, 2, name="left") @ normal(2, 20, name="right")
     found = tensor_through(LowRank(rank=2), tensor)
@@ -242,6 +264,48 @@ def test_the_best_directions_are_found() -> None:
     best = torch.linalg.svdvals(tensor)[3:].square().sum()  # what rank three must lose
     lost = (tensor_through(LowRank(rank=3, iterations=20), tensor) - tensor).square().sum()
     assert float(lost) == pytest.approx(float(best), rel=1e-3)
+
+
+@pytest.mark.parametrize("channel", [TopK(share=0.1), LowRank(rank=1)], ids=["top_k", "low_rank"])
+def test_only_changes_are_coded_and_what_coding_takes_is_sent_with_the_next(
+    channel: Channel,
+) -> None:
+    heard = Down({"w": normal(20, 20, name="heard")})
+    same = Up({"w": heard.weights["w"].clone()}, 1)
+    assert torch.equal(carried(channel, same, heard)[1].weights["w"], heard.weights["w"])
+    message, memory = Up({"w": normal(20, 20)}, 1), {}
+    change, arrived = message.weights["w"] - heard.weights["w"], torch.zeros(20, 20)
+    for times in (1, 2, 3):
+        travelling, memory = sent([channel], message, upward(heard), memory)
+        assert travelling is not None
+        found: Any = received([channel], travelling, "up", heard)
+        arrived = arrived + found.weights["w"] - heard.weights["w"]
+        left_out = memory["0"]["weights.w"]
+        assert torch.allclose(arrived + left_out, times * change, atol=1e-4)
+
+
+def test_a_message_that_several_channels_coded_announces_the_shapes_of_what_is_read() -> None:
+    message = Up({"w": normal(20, 30), "b": normal(3)}, 4)
+    travelling, _ = sent([TopK(share=0.5), Half(least=1)], message, upward(), {})
+    assert isinstance(travelling, Coded)
+    promised: Any = travelling.announced()
+    assert type(promised) is Up and promised.examples == 4
+    assert {name: list(tensor.shape) for name, tensor in promised.weights.items()} == {
+        "w": [20, 30], "b": [3],
+    }  # fmt: skip
+    assert promised.weights["w"].is_meta
+
+
+def test_a_field_that_two_messages_have_is_counted_by_the_one_that_holds_it() -> None:
+    class Kept(Message):
+        base: Message
+        weights: Weights
+
+    message = Kept(Up({"w": normal(20)}, 4), {"w": normal(30)})
+    travelling, found = carried(Half(), message)
+    assert travelling.bytes() == {"base.weights": 2 * 20 + 4, "examples": 8, "weights": 2 * 30 + 4}
+    assert travelling.bytes().keys() == message.bytes().keys()
+    assert type(found.base) is Up
 
 
 def mixed() -> Mixed:
@@ -471,6 +535,8 @@ def test_nothing_is_written_into_a_message() -> None:
 def test_marks_inside_records_and_tables_are_seen() -> None:
     message = Outer((Inner(normal(20), normal(20)),), {"a": normal(20)})
     assert list(carried(Half(), message)[0].parts) == ["each.0.rows"]
+    named = ByName({"a": Inner(normal(20), normal(20))})
+    assert list(carried(Half(), named)[0].parts) == ["each.a.rows"]
 
 
 def test_a_message_that_is_held_is_coded_and_counted_like_one_that_is_not() -> None:

@@ -97,6 +97,14 @@ def test_show_reads_well():
     assert "| Down | down | weights | 320,010 |" in page
 
 
+def test_show_says_whose_models_are_scored_and_who_sends_examples():
+    names = ("fedavg", "fedproto", "centralised")
+    said = {name: " ".join(fedstill("show", name).out.split()) for name in names}
+    assert " scored: the server's model, as average_accuracy " in said["fedavg"]
+    assert " scored: clients' own models, as averaged_local_accuracy, " in said["fedproto"]
+    assert [name for name, text in said.items() if "sends_examples: " in text] == ["centralised"]
+
+
 def test_a_preset_tells_of_a_method_in_it_only_what_is_not_as_by_default():
     said = " ".join(fedstill("show", "fedftg").out.split())
     small = "preset=small: base = FedAvg(lr=0.1, batch_size=12), iterations = 2,"
@@ -177,7 +185,15 @@ def test_a_split_is_previewed_by_the_name_of_a_set_alone() -> None:
     assert [row["total"] for row in sites] == [300] * 5
     change = ("data.partition.kind=iid", "data.partition.clients=3")
     assert [row["total"] for row in shown("data", "digits5", *change)] == [500] * 3
-    assert "no recipe at digit5; give the path" in fedstill("data", "digit5").err
+    said = fedstill("data", "digit5").err
+    assert "no recipe at digit5; give the path" in said and "did you mean 'digits5'?" in said
+    assert "no recipe at digit5.toml" in fedstill("data", "digit5.toml").err
+
+
+def test_what_is_wrong_with_a_data_set_of_ones_own_is_said(tmp_path):
+    (tmp_path / "mine.py").write_text("def wards(): ...\n")
+    assert "mine.py: unknown name 'ward'" in fedstill("data", f"{tmp_path / 'mine.py'}:ward").err
+    assert f"no file {tmp_path / 'his.py'}" in fedstill("data", f"{tmp_path / 'his.py'}:ward").err
 
 
 def test_data_of_a_recipe_are_previewed_as_they_are_split(tmp_path):
@@ -323,6 +339,16 @@ def test_help_names_no_type_of_python_and_says_what_every_option_is_for(words, m
     assert not re.search(r"<[a-z]+>|<\w+ range>|list\[", said)
     assert max(map(len, said.splitlines())) <= 80
     assert not re.search(r"^  --\S+( \S+)?$(?!\n {8})", said, re.M)  # without a word about it
+
+
+def test_no_option_has_its_own_name_as_a_placeholder() -> None:
+    """Typer 0.27.0 does not know such an option."""
+    own, groups = [], [get_command(app)]
+    for group in groups:
+        groups += getattr(group, "commands", {}).values()
+        own += [each.opts for each in group.params if isinstance(each.metavar, str)
+                and each.metavar.lower() == each.name and each.opts[0].startswith("-")]  # fmt: skip
+    assert len(groups) > 20 and own == []
 
 
 @pytest.mark.parametrize("group", [(), ("deploy",), ("site",), ("peer",), ("audit",)])

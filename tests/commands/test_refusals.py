@@ -446,6 +446,13 @@ def test_a_run_does_not_go_on_with_other_values(recipe, target):
     assert contents(target) == before
 
 
+def test_a_grid_that_cannot_end_sooner_stays_as_it_was(recipe, target):
+    fedstill("run", recipe, "--out", target, "--seeds", "0", "1")
+    before = contents(target)
+    expect_refusal("resume", target, "run.rounds=1", says="cannot end after run.rounds = 1")
+    assert contents(target) == before
+
+
 def test_a_recipe_changed_by_hand_does_not_fit_its_checkpoint(recipe, target):
     fedstill("run", recipe, "--out", target)
     path = target / "recipe.toml"

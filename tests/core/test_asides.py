@@ -20,6 +20,7 @@ from fedstill.core.torch_internals import traced
 from fedstill.engines.engine import autograd_gradient
 from fedstill.models import MLP
 
+FINE = torch.tensor(2.0**-40, dtype=torch.float64)  # a grid that rounds nothing
 X = torch.tensor([[3.0, 4.0], [0.3, 0.4], [6.0, 8.0]])  # lengths 5, 0.5 and 10
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -83,7 +84,7 @@ def plain(x: Tensor, weight: Tensor) -> Tensor:
 def clipped(loss: Loss, *, clip: float = 1.0, x: Tensor = X) -> Weights:
     weights = {"weight": torch.tensor([1.0, 2.0]), "other": torch.zeros(2)}
     noise = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    sample = Sampled(x, torch.ones(len(x)), noise)
+    sample = Sampled(x, torch.ones(len(x)), noise, FINE)
 
     def loss_on(example: Tensor) -> Any:
         return lambda value: (loss(example[0], value["weight"]) + 0 * value["other"].sum(), {})
@@ -198,7 +199,7 @@ def test_a_step_that_is_traced_keeps_nothing_aside(
 
     def step(x: Tensor, *leaves: Tensor) -> list[Tensor]:
         value = dict(zip(weights, leaves, strict=True))
-        sample = Sampled(x, torch.ones(3), value)
+        sample = Sampled(x, torch.ones(3), value, x.new_full((), 2.0**-40))
         with products():
             return trees.tensors(
                 ClippedGradient(0.5).gradient(loss_on, value, sample, autograd_gradient)[0]

@@ -24,8 +24,11 @@ from fedstill.core import (
     at_server,
 )
 from fedstill.core.errors import BadValue, ProtocolError
+from fedstill.core.method import memory_of
 from fedstill.core.ranges import Count, Positive
 from fedstill.methods import METHOD_NAMES, FedAvg
+from fedstill.methods.fedavg import Global
+from fedstill.methods.fedavg import Up as FedAvgUp
 from fedstill.models import MLP
 
 
@@ -43,6 +46,15 @@ class Up(Message):
 
 class LongUp(Up):
     more: int
+
+
+class Moving(State):
+    weights: Tensor
+    velocity: Tensor
+
+
+class Wider(Global):
+    velocity: Tensor
 
 
 @dataclass(frozen=True)
@@ -233,11 +245,75 @@ def test_a_step_that_is_named_as_scoring_is_refused() -> None:
         Named()
 
 
+def test_steps_that_hint_two_memories_of_one_party_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Restated(FedAvg):
+        @at_server
+        def aggregate(self, server: Node[Moving], inbox: Inbox[FedAvgUp]) -> None:
+            """A memory that no checkpoint could be read by, since broadcast hints another."""
+
+    @dataclass(frozen=True)
+    class Widened(FedAvg):
+        @at_server
+        def aggregate(self, server: Node[Wider], inbox: Inbox[FedAvgUp]) -> None:
+            """The same memory and more."""
+
+    with pytest.raises(
+        ProtocolError,
+        match=r"broadcast remembers Global, .*aggregate Moving: .* e\.g\. class Moving\(Global\)",
+    ):
+        Restated()
+    assert memory_of(Widened(), Place.SERVER) is Wider
+
+
 @pytest.mark.parametrize("name", ["unhinted", "half_hinted", "crowded"])
 def test_a_step_without_every_hint_is_refused(name: str) -> None:
     with pytest.raises(ProtocolError) as error:
         planned("each_round", name)()
     assert str(error.value).startswith(f"Planned.{name} must be written (self, node: Node[...]")
+
+
+def test_hints_that_name_what_is_inside_a_function_are_refused_before_a_run() -> None:
+    class Inside(Message):
+        number: int
+
+    Short = Positive
+
+    class Nested(Message):
+        number: Short
+
+    class Reading(Method):
+        def each_round(self) -> list[Step]:
+            return [self.say]
+
+        @at_clients
+        def say(self, client: Node[None], inbox: Inbox[Never]) -> Inside:
+            """A hint that Python looks for at the top of the file."""
+            return Inside(1)
+
+    class Holding(Method):
+        def each_round(self) -> list[Step]:
+            return [self.say]
+
+        @at_clients
+        def say(self, client: Node[None], inbox: Inbox[Never]) -> Message:
+            """A message whose own hints are of such a kind."""
+            return Nested(1)
+
+        say.act.__annotations__["return"] = Nested
+
+    @dataclass(frozen=True)
+    class Valued(FedAvg):
+        pull: Short = 0.1
+
+    for kind, owner, name in (
+        (Reading, "Reading.say", "Inside"),
+        (Holding, "Nested", "Short"),
+        (Valued, "Valued", "Short"),
+    ):
+        said = rf"{owner}: a hint names '{name}', which is not found at the top of {__name__}; .*"
+        with pytest.raises(ProtocolError, match=f"{said}not inside a function"):
+            kind()
 
 
 def test_a_step_that_returns_something_else_than_a_message_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from statistics import NormalDist
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_uniform_numbers_are_uniform_and_nothing_can_be_asked_for() -> None:
     assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
     for share in (0.01, 0.5, 0.9):
         assert abs(float((drawn < share).double().mean()) - share) < 0.005
-    assert OWN.normal(torch.empty(0, 3)).shape == (0, 3)
+    assert OWN.normal(torch.empty(0, 3)).shape == (0, 3) and OWN.uniform(0).shape == (0,)
 
 
 def test_what_is_simulated_is_drawn_as_torch_draws_it() -> None:
@@ -77,3 +78,66 @@ def test_what_is_simulated_is_drawn_as_torch_draws_it() -> None:
 
 def test_a_secret_does_not_show_itself_in_a_message_of_an_error() -> None:
     assert repr(OWN) == "Secret()"
+
+
+def test_whole_numbers_are_normal_ones_rounded_down_and_every_bit_is_as_likely() -> None:
+    drawn = OWN.normal(torch.empty(200_000, dtype=torch.float64), "a")
+    steps = OWN.whole(torch.empty(200_000), 20, "a")
+    assert torch.equal(steps, (drawn * 2**20).floor().long())
+    fine = OWN.whole(torch.empty(20_000), 53, "b")
+    for bit in range(48):
+        assert abs(float(((fine >> bit) & 1).double().mean()) - 0.5) < 0.02
+    drawn = torch.randn(9, generator=seeds.generator(7, "a"))
+    simulated = Secret(7).whole(torch.empty(9), 20, "a")
+    assert torch.equal(simulated, (drawn.double() * 2**20).floor().long())
+    assert steps.dtype == simulated.dtype == torch.long
+
+
+def test_whole_parts_and_fractions_of_normal_numbers_have_their_chances() -> None:
+    """A cell of a hundredth: its share of a million numbers is that of the normal law."""
+    steps = OWN.whole(torch.empty(1_000_000), 7, "cells")
+    law = NormalDist()
+    found = torch.bincount(steps + 1000, minlength=2000)
+    for cell in (-400, -256, -129, -128, -1, 0, 1, 127, 128, 255, 256, 383, 384):
+        chance = law.cdf((cell + 1) / 128) - law.cdf(cell / 128)
+        assert abs(float(found[cell + 1000]) - 1e6 * chance) < 5 * (1e6 * chance) ** 0.5 + 5
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_a_number_that_is_tried_is_kept_with_its_chance_to_one_part_in_2_to_the_40(
+    whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fraction = 2**52 + 12345
+    x = Decimal(2 * fraction + 1) / 2**54
+    chance = int((-x * (2 * whole + x) / 2).exp() * 2**63)
+    within = {0: 2**62, 2: int(0.94 * 2**63)}[whole]  # of the first number of 63 bits
+    for off, kept in ((-(2**20), True), (2**20, False)):
+        tries = [[within, fraction, chance + off], [2**62, 7, 0]]
+        numbers = iter([torch.tensor(tried) for tried in tries])
+        monkeypatch.setattr(Secret, "_numbers", lambda self, count, names, n=numbers: next(n))
+        steps = int(OWN.whole(torch.empty(()), 53))
+        assert steps == (whole * 2**53 + fraction if kept else 7)
+
+
+def test_a_generator_of_a_site_depends_on_its_secret_and_on_every_name() -> None:
+    drawn = [OWN, Secret(b"x" * 32)]
+    seen = {one.generator(*names).initial_seed() for one in drawn for names in [("a", 1), ("a", 2)]}
+    assert len(seen) == 4
+    assert OWN.generator("a", 1).initial_seed() in seen
+
+
+def test_noise_of_counts_is_rounded_after_all_its_bits_were_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = int(0.15 * 2**40)  # ten times that is a little less than one and a half
+    monkeypatch.setattr(
+        Secret, "whole", lambda self, into, bits: torch.full_like(into, drawn, dtype=torch.long)
+    )
+    assert sealed(b"k" * 32).data.counts(3).tolist() == [101, 101, 101]
+
+
+def test_counts_are_noised_by_whole_numbers() -> None:
+    told = [sealed(bytes([key]) * 32).data.counts(3) for key in range(200)]
+    noise = torch.stack(told).double() - 100
+    assert abs(float(noise.mean())) < 5 * 10 / 600**0.5
+    assert float(noise.std()) == pytest.approx(10, rel=0.15)

@@ -11,6 +11,7 @@ from data.made_up import grey_file, image_set
 from fedstill.core.errors import DataError
 from fedstill.data import DATASETS, Entry, clients, entry_of, load
 from fedstill.data.partitions import ClassesPerClient, Iid
+from fedstill.data.sites import held_out
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_list():
@@ -106,8 +107,18 @@ def test_a_mean_for_two_of_three_channels_is_refused():
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_or_nothing_cannot_be_held_out(share):
-    with pytest.raises(DataError, match="between 0 and 1"):
+    with pytest.raises(DataError, match="hold_out must lie between 0 and 1"):
         load("digits5", hold_out=share)
+
+
+def test_clients_of_whom_nothing_can_be_held_out_are_named_and_all_of_them_refused():
+    x = np.arange(40.0).reshape(20, 2)
+    one = (x[:2], [0, 1], x[:2], [0, 1])  # a single example of each class
+    many = (x, np.arange(20) % 2, x[:2], [0, 1])
+    held = held_out(clients({"a": one, "b": many}), 0.3, 0)
+    assert held.notes[-1] == "nothing could be held out of a: no score is theirs"
+    with pytest.raises(DataError, match=r"hold_out = 0.3 sets nothing aside"):
+        held_out(clients({"a": one, "b": one}), 0.3, 0)
 
 
 def wards(*, data_dir=None, share=0.5):

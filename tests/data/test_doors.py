@@ -107,6 +107,16 @@ def test_a_class_that_nobody_has_is_noted():
     assert data.classes == 4 and data.notes == ("no example has label 0, 2",)
 
 
+def test_a_class_that_only_tests_have_is_noted():
+    said = ("in tests alone, without a training example: class 2",)
+    tests = (vectors(3), [0, 1, 2])
+    assert split(vectors(4), [0, 1, 0, 1], test=tests).notes == said
+    assert split(vectors(4), [0, 1, 0, 2], test=tests).notes == ()
+    own = {"a": (vectors(4), [0, 1, 0, 1]), "b": (vectors(4), [1, 1, 1, 1], *tests)}
+    assert clients(own).notes == said
+    assert clients({**own, "c": (vectors(4), [2, 2, 2, 2])}).notes == ()
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64, bool])
 def test_labels_may_have_any_whole_type(kind):
     data = split(vectors(6), (np.arange(6) % 2).astype(kind))
@@ -273,6 +283,42 @@ def test_a_tensor_data_set_is_read_at_once():
     assert split(TensorDataset(x, y)).digest() == split(x, y).digest()
 
 
+class Scaled(TensorDataset):
+    """Changes its examples as they are read."""
+
+    def __getitem__(self, at):
+        x, y = super().__getitem__(at)
+        return 100 * x, y
+
+
+class Transformed(Dataset):
+    """Holds tensors as torch's own does, and a transform."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[1])
+
+    def __getitem__(self, at):
+        return 100 * self.tensors[0][at], self.tensors[1][at]
+
+
+@pytest.mark.parametrize("kind", [Scaled, Transformed])
+def test_a_data_set_with_tensors_that_changes_its_items_is_read_item_by_item(kind):
+    x, y = torch.randn(10, 3), torch.arange(10) % 2
+    read, plain = (split(given, normalise=None).sites[0] for given in (kind(x, y), (100 * x, y)))
+    np.testing.assert_array_equal(read.pool.inputs, plain.pool.inputs)
+
+
+def test_grey_pictures_of_eight_and_sixteen_bits_have_one_scale():
+    pictures = [Image.fromarray(np.full((4, 5), 128 * deep, kind))
+                for deep, kind in ((1, np.uint8), (257, np.uint16))]  # fmt: skip
+    items = [(picture, label) for label, picture in enumerate(pictures)]
+    (site,) = split(Wards(items), test=Wards(items)).sites
+    assert np.unique(site.pool.inputs).tolist() == [pytest.approx(128 / 255)]
+
+
 def test_pictures_of_a_data_set_are_bytes_with_channels_first():
     grey = Image.fromarray(np.full((4, 5), 7, np.uint8))
     colour = Image.fromarray(np.full((4, 5, 3), 9, np.uint8))
@@ -417,3 +463,10 @@ def test_a_dirichlet_split_of_arrays_is_that_of_the_partition():
     data = split(vectors(300), labels, test=(vectors(3), [0, 1, 2]), partition=Dirichlet(4, 0.5))
     expected = Dirichlet(4, 0.5).split(labels.astype(np.int64), 0)
     assert all(map(np.array_equal, (site.rows for site in data.sites), expected))
+
+
+def test_two_pairs_are_told_how_four_arrays_are_written():
+    pairs = ((vectors(4), np.arange(4) % 2), (vectors(2), np.arange(2)))
+    with pytest.raises(DataError, match=r"client a is two pairs; write \(x, y, x_test, y_test\)"):
+        clients({"a": pairs})
+    assert split((*vectors(2),), (0, 1), test=(vectors(2), [0, 1])).sites[0].rows.tolist() == [0, 1]

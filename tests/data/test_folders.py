@@ -7,6 +7,7 @@ from PIL import Image
 from data.made_up import colour_file, grey_file, picture
 from fedstill.core.errors import DataError
 from fedstill.data import Iid, load
+from fedstill.data.found import found_at
 
 
 @pytest.fixture
@@ -82,6 +83,43 @@ def test_a_file_without_test_arrays_is_split(tmp_path):
     # Three of each class: 1.5 each, so that five classes give one and five give two.
     assert (len(site), len(site.test)) == (15, 15)
     assert sorted(np.bincount(site.test.labels).tolist()) == [1] * 5 + [2] * 5
+
+
+@pytest.mark.parametrize("left", ["test_labels", "test_images"])
+def test_a_file_with_half_of_its_tests_is_refused_and_not_split(left, tmp_path):
+    path = grey_file(tmp_path / "b.npz", **{left: None})
+    with pytest.raises(DataError, match=left):
+        load("own", clients={"b": path})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_seed": -1}, "split_seed must be a whole number from 0 on, but is -1"),
+        ({"split_seed": 1.5}, "split_seed must be a whole number"),
+        ({"test_share": "a"}, "test_share must be a number between 0 and 1, but is 'a'"),
+        ({"test_share": 1.0}, "test_share must be a number between 0 and 1, but is 1.0"),
+    ],
+)
+def test_wrong_options_of_own_data_are_named(options, message, hospital):
+    with pytest.raises(DataError, match=message):
+        load("own", clients={"a": hospital}, size=8, **options)
+
+
+def test_one_number_normalises_all_channels_and_numbers_may_be_class_names(tmp_path):
+    file = colour_file(tmp_path / "a.npz")
+    one, three = (
+        load("own", clients={"a": file}, mean=mean, std=(0.25,) * 3) for mean in (0.5, (0.5,) * 3)
+    )
+    assert one.digest() == three.digest()
+    named = load("own", clients={"a": grey_file(tmp_path / "b.npz")}, class_names=range(10))
+    assert named.class_names == tuple("0123456789")
+
+
+def test_a_folder_and_a_file_of_one_name_are_two_clients(tmp_path, hospital):
+    grey_file(tmp_path / "a.npz")
+    grey_file(tmp_path / "b.npz")
+    assert found_at(tmp_path).clients == {"a": "a", "a.npz": "a.npz", "b": "b.npz"}
 
 
 def test_labels_that_nobody_has_are_noted(tmp_path):
@@ -234,7 +272,7 @@ def test_a_file_of_feature_vectors_is_a_client(tmp_path):
     np.savez(tmp_path / "a.npz", train_features=rows, train_labels=np.arange(10) % 2)
     made = load("own", clients={"a": tmp_path / "a.npz"})
     assert made.shape == (2,) and len(made.sites[0]) == 8
-    with pytest.raises(DataError, match="only these are resized"):
+    with pytest.raises(DataError, match=r"a.npz holds float32 .* only these are resized"):
         load("own", clients={"a": tmp_path / "a.npz"}, size=8)
     np.savez(tmp_path / "b.npz", train_features=rows * np.nan, train_labels=np.arange(10) % 2)
     with pytest.raises(DataError, match=r"b.npz: train_features must be finite .* 10 of 10"):

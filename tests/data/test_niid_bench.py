@@ -34,6 +34,33 @@ def test_every_example_goes_to_one_client_and_everyone_has_enough() -> None:
     assert min(map(len, held)) >= 10
 
 
+def test_whoever_has_just_enough_has_enough() -> None:
+    held = NIIDBench(clients=2, alpha=1e6, min_size=100).split(np.zeros(200, np.int64), 0)
+    assert [len(rows) for rows in held] == [100, 100]  # nothing else would do
+
+
+class Draws:
+    """Stands for a generator: the Dirichlet draws are given, and shuffles leave the order."""
+
+    def __init__(self, *draws: list[float]):
+        self.draws = iter(draws)
+
+    def dirichlet(self, alphas: np.ndarray) -> np.ndarray:
+        return np.array(next(self.draws))
+
+    def shuffle(self, rows: np.ndarray) -> None:
+        pass
+
+
+def test_a_draw_that_lies_with_full_clients_only_is_kept() -> None:
+    # Even share 3: client 0 has 4 after the first class, so its .5 of the second is zeroed; of the
+    # third it is given everything.
+    rng = Draws([1.0, 0.0], [0.5, 0.5], [1.0, 0.0])
+    rule, labels = NIIDBench(clients=2, alpha=1.0), np.array([0, 0, 0, 0, 1, 2])
+    held = rule._drawn(labels, rng)  # type: ignore[arg-type]
+    assert [rows.tolist() for rows in held] == [[0, 1, 2, 3, 5], [4]]
+
+
 def as_dfrd_draws(labels: np.ndarray, clients: int, alpha: float, seed: int) -> tuple[int, list]:
     """How many tries there were and who holds what, when every try ends with shuffled clients."""
     np.random.seed(seed)

@@ -165,11 +165,18 @@ def test_more_holders_than_examples_of_a_class_are_refused():
         ClassesPerClient(3, 3).split(balanced(3, 2), 0)
 
 
+def test_more_classes_for_each_client_than_there_are_is_refused():
+    with pytest.raises(DataError, match=r"classes must lie in 1..3 \(those present\), but is 4"):
+        ClassesPerClient(2, 4).split(balanced(3, 10), 0)
+
+
 def test_quantity_skew_makes_sizes_unequal_and_keeps_the_minimum():
     parts = QuantitySkew(5, 0.5).split(balanced(10, 100), 0)
     sizes = [len(part) for part in parts]
     assert min(sizes) >= 10
     assert max(sizes) > 2 * min(sizes)
+    even = QuantitySkew(2, 1e6, min_size=100).split(balanced(), 0)  # nothing else would do
+    assert [len(part) for part in even] == [100, 100]
 
 
 @pytest.mark.parametrize(
@@ -192,8 +199,9 @@ def test_an_alpha_that_is_not_a_positive_number_is_refused(alpha):
 
 
 def test_more_examples_asked_for_than_there_are_is_refused_before_any_draw():
-    with pytest.raises(DataError, match=r"10 examples each need 300 .* there are 200; lower"):
-        Dirichlet(30, 1.0).split(balanced(), 0)
+    for rule in (Dirichlet(30, 1.0), QuantitySkew(30, 1.0)):
+        with pytest.raises(DataError, match=r"10 examples each need 300 .* there are 200; lower"):
+            rule.split(balanced(), 0)
 
 
 def test_a_recipe_table_becomes_the_partition_it_describes():
@@ -230,6 +238,9 @@ def test_clients_share_pool_and_test_and_their_names_sort():
     names = [site.name for site in made.sites]
     assert names == sorted(names)
     assert names[:2] == ["client-00", "client-01"]
+    many = [[site.name for site in partitioned(whole, Iid(n), seed=0).sites] for n in (100, 101)]
+    assert (many[0][-1], many[1][-1]) == ("client-99", "client-100")
+    assert many[1][0] == "client-000"
     assert all(site.pool is whole.train and site.test is whole.test for site in made.sites)
 
 

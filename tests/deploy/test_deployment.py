@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from fedstill.commands import deploying
 from fedstill.commands.cli import app
 from fedstill.core import Inbox, Node, at_clients, source
-from fedstill.core.errors import BadValue, RecipeError, SiteError
+from fedstill.core.errors import BadValue, RecipeError, RunFolderError, SiteError
 from fedstill.deploy import coordinator
 from fedstill.deploy import folder as folders
 from fedstill.deploy import site as sites
@@ -90,7 +90,16 @@ class Consortium:
         return found
 
 
+def called(*words: object) -> None:
+    """A command whose error is raised."""
+    CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+
+
 Made = Callable[..., Consortium]
+VIRTUAL = (
+    "run.rounds=2", "privacy.epsilon=8", "data.mean=[0.5]", "data.std=[0.5]",
+    "data.virtual.per_class=2", "data.virtual.warm_up_steps=4", "data.virtual.start=noise",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -123,6 +132,28 @@ def test_a_deployment_gives_the_tables_of_one_process(make: Made, tmp_path: Path
     assert all(row["said"] == "ok" for row in log)
     said = consortium.said["coordinator"]
     assert any("north: the same recipe" in line for line in said)
+    # The common model is that of one process, and is written without anybody's data.
+    files = []
+    for folder in (alone, apart):
+        shown = CliRunner().invoke(app, ["export", str(folder), "--out", str(folder / "common")])
+        assert shown.exit_code == 0, shown.output
+        files.append(folder / "common.safetensors")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    said_of_it = json.loads((apart / "common.json").read_text())
+    assert said_of_it["normalisation"] == {} and "which only it knows" in said_of_it["note"]
+    assert set(said_of_it["metrics"]["accuracy"]) == {*NAMES}
+    with pytest.raises(SiteError, match="has ended; there is nothing to stop"):
+        ask_to_stop(apart)
+    with pytest.raises(RunFolderError, match=r"no model of north is in .*; what north keeps is at"):
+        called("export", apart, "--node", "north")
+    # Of one that has not ended it is said how it goes on, which is not by resume.
+    going = tmp_path / "going"
+    shutil.copytree(apart, going)
+    (going / "summary.json").unlink()
+    with pytest.raises(RunFolderError, match=r"has not ended; .* by `fedstill deploy start`"):
+        called("export", going)
+    with pytest.raises(RunFolderError, match=r"data of this run are not here; .*deploy start"):
+        called("resume", going)
     # A second start finds nothing to do.
     again: list[str] = []
     coordinator.start(consortium.out, again.append)
@@ -217,7 +248,7 @@ def test_a_site_whose_coordinator_ended_without_a_word_ends_too(make: Made) -> N
         SiteError, match=r"the coordinator at 127.0.0.1:\d+ has been away for 0\.5 s"
     ):
         sites.start(consortium.invitation("north"), told, wait=0.5)
-    assert said[-1] == "connected"
+    assert said[-2:] == ["connected", sites.LOST]
 
 
 def test_a_stopped_coordinator_goes_on_and_the_tables_are_those_of_one_process(
@@ -326,6 +357,69 @@ def test_paths_and_keys_stay_where_they_are(make: Made) -> None:
     assert not (sent / "ca.key").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--deadline", "0"), r"^patience\.step = 0\.0: must be in \(0, 1e\+09\] \(--deadline\)$"),
+        (("--deadline", "inf"), r"^patience\.step = inf: must be a finite number \(--deadline\)$"),
+        (("--deadline", "1e20"), r"^patience\.step = 1e\+20: must be in "),  # overflows in a wait
+        (("--start-deadline", "-1"), r"^patience\.start = -1\.0: .* \(--start-deadline\)$"),
+        (("--gone", "nan"), r"^patience\.gone = nan: must be a finite number \(--gone\)$"),
+        (("data.options.clients={}",), r"data\.options\.clients names no site"),
+    ],
+)
+def test_what_could_not_be_started_is_not_made(
+    words: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(toml_text(recipe_for(write_data(tmp_path)).as_tables()))
+    out = tmp_path / "consortium"
+    call = ["deploy", "make", str(recipe), "--address", "127.0.0.1:7447", "--out", str(out)]
+    said = CliRunner().invoke(app, [*call, *words])
+    assert re.search(says, str(said.exception)), said.exception
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("south", "says"),
+    [
+        ("north=127.0.0.1:2", r"--peer north is given more than once"),
+        ("south=127.0.0.1:1", r"north and south cannot both listen at 127\.0\.0\.1:1"),
+    ],
+)
+def test_peers_need_an_address_each(south: str, says: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(toml_text(recipe_for(write_data(tmp_path), method="desa").as_tables()))
+    call = ["deploy", "make", str(recipe), "--out", str(tmp_path / "consortium")]
+    said = CliRunner().invoke(app, [*call, "--peer", "north=127.0.0.1:1", "--peer", south])
+    assert re.search(says, str(said.exception)), said.exception
+
+
+def test_numbers_that_nobody_can_use_are_refused_where_they_are_given(make: Made) -> None:
+    consortium = make().joined()
+    asked = consortium.invitation("north") / "north.csr"
+    for days in ("4000", "10000000000"):  # beyond the authority, and beyond any calendar
+        call = ["deploy", "sign", str(consortium.out), str(asked), "--days", days]
+        said = str(CliRunner().invoke(app, call).exception)
+        assert re.search(r"would outlive the authority .* give --days 36\d\d or fewer", said)
+    call = ["deploy", "flower", str(consortium.out), "--port", "65536"]
+    said = CliRunner().invoke(app, call).output
+    assert "less than or equal to 65535" in said or "is not in the range" in said
+    assert not (consortium.out / "flower").exists()
+
+
+def test_a_site_whose_device_is_not_there_is_not_called_ready(make: Made) -> None:
+    consortium = make().joined()
+    place = consortium.invitation("north")
+    own, policy = folders.read_own(place)
+    folders.write_own(place, replace(own, device="nonsense"), policy)
+    said = CliRunner().invoke(app, ["site", "check", str(place)])
+    assert "ready" not in said.output
+    assert "site.toml: site.device = 'nonsense': use auto, cpu" in str(said.exception)
+    with pytest.raises(SiteError, match=r"site\.device = 'nonsense'"):
+        sites.start(place, print)
+
+
 def test_a_changed_recipe_is_refused_with_both_numbers(make: Made) -> None:
     consortium = make().joined()
     path = consortium.invitation("north") / "recipe.toml"
@@ -351,6 +445,55 @@ def test_changed_data_are_refused_with_both_numbers(make: Made) -> None:
     consortium.data["north"].unlink()
     with pytest.raises(Exception, match=r"client north: there is nothing at"):
         sites.start(consortium.invitation("north"), print)
+
+
+@pytest.mark.parametrize("changes", [(), VIRTUAL], ids=["memories", "private virtual data"])
+def test_a_site_that_has_begun_does_not_go_on_with_other_data(
+    make: Made, changes: tuple[str, ...]
+) -> None:
+    consortium = make(*changes)
+    consortium.join("north")
+    folder = consortium.invitation("north")
+    own, policy = folders.read_own(folder)
+    with sites.at_work(sites.opened(folder), own):  # what it keeps is made from these data
+        pass
+    consortium.join("north")  # the same ones again are no others
+    consortium.data["north"].write_bytes(consortium.data["south"].read_bytes())
+    says = r"run was begun with other data: their number was .* and is .* remove .*run"
+    with pytest.raises(SiteError, match=says):
+        consortium.join("north")
+    assert folders.read_own(folder)[0] == own
+    content = sites.own_data(
+        recipe_for(consortium.data, *changes), "north", str(consortium.data["north"])
+    ).digest()
+    folders.write_own(folder, replace(own, content=content), policy)  # as one writes it by hand
+    with pytest.raises(SiteError, match=says):
+        sites.start(folder, print)
+    shutil.rmtree(folder / sites.RUN)
+    consortium.join("north")
+    with sites.at_work(sites.opened(folder), folders.read_own(folder)[0]):
+        pass
+
+
+def test_a_folder_in_which_another_run_has_begun_is_not_gone_on_with(
+    make: Made, tmp_path: Path
+) -> None:
+    consortium = make()
+    consortium.join("north")
+    folder = consortium.invitation("north")
+    with sites.at_work(sites.opened(folder), folders.read_own(folder)[0]):
+        pass
+    log = folder / sites.RUN / "answers.csv"
+    log.write_text("asked,said\nover,ok\n")
+    other = tmp_path / "other"
+    folders.make(recipe_for(consortium.data), other, address="127.0.0.1:7447")
+    shutil.copytree(other / "invitations" / "north", folder, dirs_exist_ok=True)
+    invited = sites.opened(folder)
+    with pytest.raises(SiteError, match=r"run was begun for the run trial-.*, this is trial-"):
+        sites.join(
+            invited, consortium.data["north"], invited.deployment.number, Policy(), data_dir=None,
+            device="cpu",
+        )  # fmt: skip
 
 
 def test_a_site_joins_only_with_the_number_that_it_was_told(make: Made) -> None:
@@ -400,6 +543,9 @@ def test_a_recipe_for_sites_must_say_what_nobody_sees(tmp_path: Path) -> None:
     good = recipe_for(data)
     assert faults(good) == []
     assert "nobody has another's tests" in faults(recipe_for(data, "run.scores=cross"))[0]
+    assert faults(recipe_for(data, "run.keep_checkpoints=32")) == []
+    many = "run.keep_checkpoints = 33: sites keep the memories of 32 checkpoints at most"
+    assert faults(recipe_for(data, "run.keep_checkpoints=33")) == [many]
     timed = recipe_for(data, "federation.clock.speed=1e9")
     assert faults(timed) == ["federation.clock: sites take the time that they take; leave it out"]
     unsized = replace(good, data=replace(good.data, size=None))
@@ -454,7 +600,9 @@ def test_an_invitation_whose_names_lead_elsewhere_is_refused(make: Made, name: s
         sites.opened(folder)
 
 
-@pytest.mark.parametrize("host", ["$(touch ran)", "a b", "a#verify_name_on_connect=false", "`id`"])
+@pytest.mark.parametrize(
+    "host", ["$(touch ran)", "a b", "a#verify_name_on_connect=false", "`id`", "[1:2]", "fd00::1"]
+)
 def test_an_invitation_whose_address_is_more_than_one_is_refused(make: Made, host: str) -> None:
     folder = make().invitation("north")
     path = folder / folders.AGREEMENT
@@ -564,9 +712,10 @@ def test_a_coordinator_that_was_killed_is_not_shown_as_running(
     consortium = make()
     run = consortium.out / "coordinator" / "run"
     run.mkdir()
-    Board("trial", run, {name: Row() for name in NAMES}, lambda: {*NAMES}).write()
+    Board("trial", run, {name: Row() for name in NAMES}, lambda: {*NAMES}, rounds=7).write()
     call = ["deploy", "status", str(consortium.out)]
     said = CliRunner().invoke(app, call).output
+    assert "round 0/7" in said
     assert "killed" not in said and said.count("yes") == 3 and said.count("0 s ago") == 3
     later = time.time() + 90
     monkeypatch.setattr(deploying, "time", SimpleNamespace(time=lambda: later))
@@ -618,13 +767,58 @@ def test_a_private_deployment_has_noise_of_keys_that_stay_at_the_sites(make: Mad
     assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
     assert not any("simulated" in line for line in summary["limits"])
     told = CliRunner().invoke(app, ["privacy", str(folder)]).output
-    assert "noise is normal in floating point" in told and "simulated" not in told
+    assert "computed in floating point" in " ".join(told.split()) and "simulated" not in told
     assert "what a site released too late is in its own ledger alone" in " ".join(told.split())
     status = ["site", "status", str(consortium.invitation("north"))]
     own = CliRunner().invoke(app, status).output
     assert re.search(r"epsilon = (8|7\.99\d) spent of 8 at delta = 1e-05, by this site's own", own)
     keys = {(consortium.invitation(name) / "run" / "noise.key").read_bytes() for name in NAMES}
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize("labels", ["public", "private"])
+def test_private_virtual_data_are_distilled_once_and_all_else_costs_nothing(
+    make: Made, labels: str
+) -> None:
+    consortium = make(*VIRTUAL, f"privacy.labels={labels}")
+    for name in NAMES:
+        consortium.join(name, Policy(most_epsilon=8))
+        folder = consortium.invitation(name)
+        sites.check_noise(sites.opened(folder))
+        assert not (folder / "run" / "virtual.safetensors").exists()  # a check spends nothing
+    folder = consortium.played()
+    spent = rows(folder, "privacy.csv")
+    assert {(row["round"], row["node"]) for row in spent} == {("0", name) for name in NAMES}
+    told = [row["text"] for row in rows(folder, "notes.csv")]
+    assert any("virtual data, 2 images per class, which each site distils" in text for text in told)
+    summary = json.loads((folder / "summary.json").read_text())["privacy"]
+    assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
+    assert [*summary["epsilon_by_client"]] == [*NAMES]
+    assert not any("simulated" in line for line in summary["limits"])
+    place = consortium.invitation("north")
+    status = CliRunner().invoke(app, ["site", "status", str(place)]).output
+    assert re.search(
+        r"epsilon = (8|7\.99\d) spent of 8 at delta = 1e-05, by this site's own", status
+    )
+    kept = place / "run" / "virtual.safetensors"
+    first = kept.read_bytes()
+    own, _ = folders.read_own(place)
+    with sites.at_work(sites.opened(place), own) as again:  # as it is started again
+        party = again.experiment.population.party("north")
+        assert kept.read_bytes() == first and len(party.data) in (2, 4, 6)
+        assert again.experiment.privacy is None and again.spent
+    kept.unlink()
+    with sites.at_work(sites.opened(place), own):  # with its key it is the very same release
+        assert kept.read_bytes() == first
+    (place / "run" / "noise.key").unlink()
+    kept.unlink()
+    with sites.at_work(sites.opened(place), own):
+        assert kept.read_bytes() != first
+
+
+def test_virtual_data_that_no_site_could_keep_private_are_not_made_a_deployment(make: Made) -> None:
+    with pytest.raises(BadValue, match=r"warm_up"):
+        make(*VIRTUAL[:-1], "data.virtual.start=real")
 
 
 @pytest.mark.parametrize(

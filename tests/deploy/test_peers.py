@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -12,17 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("zenoh", reason="needs fedstill[sites]")
 pytest.importorskip("cryptography", reason="needs fedstill[sites]")
 
+from fedstill.commands.cli import app
 from fedstill.core import source
 from fedstill.core.errors import SiteError
 from fedstill.deploy import folder as folders
 from fedstill.deploy import peer
 from fedstill.deploy import site as sites
+from fedstill.deploy.place import networks_in
+from fedstill.runs import export
 from fedstill.runs import recipes as runs
 from fedstill.sites.away import Patience
+from fedstill.sites.journal import Journal
 from fedstill.sites.site import Policy
 from fedstill.sites.words import SAME_CODE
 from fedstill.sites.zenoh import ZenohMesh
@@ -91,6 +98,10 @@ def test_three_peers_one_of_whom_cannot_listen_have_the_tables_of_one_process(
         mine = [row for row in rows(alone, "metrics.csv") if row["node"] == name]
         assert rows(own, "metrics.csv") == mine
         assert rows(own, "messages.csv") == rows(alone, "messages.csv")
+        mine = export.of_folder(own, name, apart=networks_in(own)).weights  # without any data
+        theirs = export.of_folder(tmp_path / "alone", name).weights
+        assert all(torch.equal(mine[key], theirs[key]) for key in {*mine, *theirs})
+    assert networks_in(tmp_path / "alone") is None
     again: list[str] = []
     peer.start(places["north"], again.append)
     assert again == [f"this run is finished: {places['north'] / 'run'}"]
@@ -187,14 +198,84 @@ def test_a_peer_with_altered_code_is_refused_before_anything_is_played(
     versions = iter("abc")
     monkeypatch.setattr(source, "own_version", lambda: f"fedstill 0.1.0 (code {next(versions)})")
     parties = played(places)
-    assert all(party.error for party in parties.values())  # who leaves last may find nobody
-    told = [party.error for party in parties.values() if SAME_CODE in party.error]
-    assert told and told[0].count("fedstill 0.1.0 (code ") == 2
+    errors = [party.error for party in parties.values()]  # whoever refuses first lets all know
+    assert all(SAME_CODE in error for error in errors), errors
+    assert all(error.count("fedstill 0.1.0 (code ") == 2 for error in errors)
     assert not [*tmp_path.rglob("metrics.csv")]
 
 
-def test_privacy_among_peers_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    private = ("privacy.epsilon=8", "data.mean=[0.5]", "data.std=[0.5]")
-    with pytest.raises(SiteError, match=r"use a deployment with a coordinator"):
-        joined(tmp_path, 3, Patience(), *private)
-    assert not (tmp_path / "consortium").exists()
+PRIVATE = ("run.rounds=3", "privacy.epsilon=8", "data.mean=[0.5]", "data.std=[0.5]")
+
+
+def with_known_keys(places: dict[str, Path]) -> dict[str, Path]:
+    """Keys for noise are drawn when a party first starts; two runs with the same are alike."""
+    for name, place in places.items():
+        (place / "run").mkdir(mode=0o700)
+        (place / "run" / "noise.key").write_bytes(name.encode().ljust(32, b"."))
+    return places
+
+
+class Killed(BaseException):
+    """So ends a process that is killed: nothing more is written."""
+
+
+def with_west_killed_in_round_two(
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Party]:
+    """All to the end; west is ended when it has heard the others, and started again."""
+    heard, dead = Journal.heard, []
+
+    def until_round_two(self: Journal, round: int, number: int, listen: Any) -> Any:
+        found = heard(self, round, number, listen)
+        if round == 2 and places["west"] in self.folder.parents and not dead:
+            dead.append("west")
+            raise Killed
+        return found
+
+    monkeypatch.setattr(Journal, "heard", until_round_two)
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    parties = {name: Party(place) for name, place in places.items()}
+    parties["west"].thread.join(100)
+    assert dead and not parties["west"].thread.is_alive()
+    parties["west"] = Party(places["west"])
+    ended_all(parties)
+    return parties
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["plain", "private"])
+def test_a_peer_that_was_killed_goes_on_as_if_it_had_not_been(
+    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for folder in (tmp_path / "whole", tmp_path / "broken"):
+        folder.mkdir()
+        changes = PRIVATE if private else ("run.rounds=3",)
+        made.append(with_known_keys(joined(folder, 3, Patience(start=60, step=60), *changes)))
+    unbroken, places = made
+    played(unbroken)
+    for name, party in with_west_killed_in_round_two(places, monkeypatch).items():
+        assert party.error == "" and party.said[-1] == "the run is over"
+        own, other = places[name] / "run", unbroken[name] / "run"
+        for table in ("metrics.csv", "messages.csv", *(["privacy.csv"] if private else [])):
+            assert rows(own, table) == rows(other, table)
+        if private:
+            assert (own / "spent.json").read_bytes() == (other / "spent.json").read_bytes()
+    if not private:
+        return
+    summary = json.loads((places["west"] / "run" / "summary.json").read_text())["privacy"]
+    assert [*summary["epsilon_by_client"]] == ["west"]
+    assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
+    status = CliRunner().invoke(app, ["site", "status", str(places["west"])]).output
+    assert "spent of 8 at delta = 1e-05, by this site's own ledger" in status
+
+
+def test_private_virtual_data_of_peers_are_in_their_ledgers(tmp_path: Path) -> None:
+    virtual = ("per_class=2", "warm_up_steps=4", "start=noise")
+    changes = (*PRIVATE, *(f"data.virtual.{change}" for change in virtual))
+    places = joined(tmp_path, 3, Patience(start=60, step=60), *changes)
+    for name, party in played(places).items():
+        assert party.error == "" and party.said[-1] == "the run is over"
+        (row,) = rows(places[name] / "run", "privacy.csv")
+        assert (row["round"], row["node"], row["mechanism"]) == ("0", name, "class sums")
+        status = CliRunner().invoke(app, ["site", "status", str(places[name])]).output
+        assert re.search(r"epsilon = (8|7\.99\d) spent of 8", status)

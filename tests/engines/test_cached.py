@@ -18,6 +18,7 @@ from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.cache import FolderCache
 from fedstill.methods import METHODS
 from fedstill.testing import small
+from fedstill.testing.closely import written
 
 ON_HOST = Execution(device="cpu")
 
@@ -50,6 +51,21 @@ def test_the_same_engine_finds_what_it_made(kind: Any, tmp_path: Path) -> None:
     again = FolderCache(tmp_path)
     assert all(map(torch.equal, warmed("desa", kind, again), made))
     assert (again.made, again.found) == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["desa", "fedlgd"])
+@pytest.mark.parametrize("kind", [InProcess, Batched])
+def test_a_run_that_finds_its_sets_has_the_rows_of_one_that_makes_them(
+    name: str, kind: Any, tmp_path: Path
+) -> None:
+    method, world = small(METHODS[name]), worlds.pictures()
+    logs = [
+        worlds.played(method, world, 1, kind, cache=cache)[1]
+        for cache in (None, FolderCache(tmp_path), FolderCache(tmp_path))
+    ]
+    alone, made, found = (written(log) for log in logs)
+    assert alone == made == found
+    assert [row for row in found[1] if row.name == "loss" and row.round == 0]
 
 
 def test_what_a_stack_made_is_not_what_a_client_makes_alone(tmp_path: Path) -> None:

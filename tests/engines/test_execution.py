@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from fedstill.core import precision
 from fedstill.core.errors import BadValue
+from fedstill.core.precision import Precision
 from fedstill.engines import execution
 from fedstill.engines.execution import ENGINES, Execution, engine_of
 from fedstill.engines.play.batched import Batched
@@ -68,6 +70,44 @@ def test_switches_are_given_back_after_an_error(kept: list[str]) -> None:
     with pytest.raises(KeyError), Execution(device="cpu", precision="half", threads=2).applied([]):
         raise KeyError("inside")
     assert switches() == before and kept == ["kept", "given back"]
+
+
+@pytest.mark.parametrize("asked", ["highest", "high", "medium"])
+@pytest.mark.parametrize("precision", ["single", "tf32", "half"])
+def test_what_a_program_asked_of_matrix_products_holds_outside_alone(
+    asked: str, precision: Precision
+) -> None:
+    """In the last one products on a CPU would be rounded to bfloat16 too."""
+    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    try:
+        torch.set_float32_matmul_precision(asked)
+        outside = products.fp32_precision
+        with Execution(device="cpu", precision=precision).applied([NET]):
+            assert torch.get_float32_matmul_precision() == (
+                "high" if precision == "half" else "highest"
+            )
+            assert products.fp32_precision in ("none", "ieee")
+        assert torch.get_float32_matmul_precision() == asked
+        assert products.fp32_precision == outside or asked == "highest"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_switches_of_single_operations_are_refused_with_what_to_call() -> None:
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = convolutions.fp32_precision
+    convolutions.fp32_precision = "ieee"
+    try:
+        remedy = r"set_float32_matmul_precision\(\"highest\"\) and set torch.*allow_tf32 = True"
+        assert re.search(remedy, *precision.other_defaults()), "before anything is written"
+        with pytest.raises(BadValue, match=remedy), Execution(device="cpu").applied([NET]):
+            pass
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+        with Execution(device="cpu").applied([NET]):
+            pass
+    finally:
+        convolutions.fp32_precision = before
 
 
 def test_a_numbered_gpu_is_the_current_one_inside(monkeypatch: pytest.MonkeyPatch) -> None:

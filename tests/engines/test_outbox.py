@@ -269,6 +269,17 @@ def test_an_experiment_refuses_what_is_no_channel_and_fields_that_nobody_sends()
         worlds.experiment(METHOD, worlds.vectors(), channels=[Half(), Half(leave=("weight",))])
 
 
+def test_channels_of_differences_are_refused_behind_others_that_leave_them_none() -> None:
+    def made(*channels: Channel) -> Any:
+        return worlds.experiment(METHOD, worlds.vectors(), channels=channels)
+
+    with pytest.raises(BadValue, match=r"channels\[1\]: TopK codes differences, .* behind Half;"):
+        made(Half(), TopK())
+    made(TopK(), Half())
+    made(Half(), TopK(of_change=False, feedback=False))
+    made(Half(directions=("down",)), TopK(directions=("up",)))
+
+
 def test_a_letter_that_would_take_too_much_once_decoded_is_refused() -> None:
     """A few numbers and three shapes of a gigabyte each: nothing is taken for them."""
     parts = {"values": torch.ones(2), "places": torch.arange(2)}

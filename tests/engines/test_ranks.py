@@ -193,6 +193,7 @@ def test_addressed_words_odd_numbers_absences_and_refusals_arrive_as_they_were()
 def test_a_private_run_stopped_over_ranks_goes_on_with_what_everybody_has_spent(
     tmp_path: Path,
 ) -> None:
+    pytest.importorskip("dp_accounting")
     method, world = small(METHODS["fedavg"]), worlds.vectors()
     options: dict[str, Any] = {"rounds": 3, "privacy": Privacy(8.0, 1e-3)}
     alone, log = worlds.played(method, world, **options)

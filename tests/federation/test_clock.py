@@ -72,6 +72,17 @@ def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
     assert time.ready[SERVER] == 10.0, "the next round begins when this one is over"
 
 
+@pytest.mark.parametrize(
+    ("clock", "counted"),
+    [
+        (Clock(speed=1e6), True), (Clock(server_speed=1e6), True),
+        (Clock(speed=1e6, work="steps"), False), (Clock(up=1e6), False),
+    ],
+)  # fmt: skip
+def test_operations_are_counted_where_somebodys_take_time(clock: Clock, counted: bool) -> None:
+    assert clock.counts_operations is counted
+
+
 def test_the_server_waits_until_the_deadline_and_no_longer() -> None:
     time = Timeline(Clock(speed=2, work="steps", deadline=3), ["a", "b"], seed=0)
     arrivals = exchange(time, {"a": 4, "b": 8})
@@ -204,6 +215,13 @@ def test_a_peer_that_is_late_for_one_is_heard_by_the_others() -> None:
     late = {(note.node, note.text.split(" came")[0]) for note in log.notes if note.kind == "late"}
     assert late == {(who, "speak: its message to c1") for who in ("c0", "c2")}
     assert times(log)[1] == times(log)[0] + 1.0
+
+
+def test_a_round_in_which_no_peer_is_heard_in_time_lasts_until_the_deadline() -> None:
+    desa = METHODS["desa"](**METHODS["desa"].presets["small"])
+    _, log = worlds.played(desa, worlds.pictures(), 2, clock=Clock(up=1.0, deadline=1.0))
+    began = times(log)[0]
+    assert times(log) == {0: began, 1: began + 1.0, 2: began + 2.0}
 
 
 def test_work_that_nobody_waits_for_is_not_cut_by_a_deadline() -> None:

@@ -97,6 +97,30 @@ def _each(made: Made) -> Iterator[Tensor]:
     yield from [made] if isinstance(made, Tensor) else made
 
 
+FAR = 2**30
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "long"),
+    [
+        ((50, 32, 128, 32, 32), (2**22, 2**17, 1, 2**12, 2**7), False),  # a network of many
+        ((2**11, 2**20), (2**20, 1), False),  # far together, near each for itself
+        ((1, 2**30), (0, 1), False),
+        ((1, 2**30 + 1), (0, 1), True),
+        ((1, 2**12, 2**20), (0, 0, 1), False),  # one for all
+        ((1, 3, 8), (0, FAR, 1), True),  # few, with much between them
+        ((0, 3, 8), (0, FAR, 1), True),
+        ((1, 1, 8), (0, 4 * FAR, 1), False),
+    ],
+)
+def test_places_are_counted_in_64_bits_where_a_member_of_a_stack_is_that_large(
+    shape: tuple[int, ...], stride: tuple[int, ...], long: bool
+) -> None:
+    near = torch.empty(2, 3, device="meta")
+    one = torch.empty_strided(shape, stride, device="meta")
+    assert (of("grids").long(one), of("grids").long(near, one)) == (long, long)
+
+
 def test_examples_too_large_for_a_launch_are_fetched_by_the_framework() -> None:
     largest = 2**16 - 1
     assert of("gather").takes(torch.empty(0, 1, largest, 1024, device="meta"))

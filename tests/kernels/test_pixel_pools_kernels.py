@@ -1,7 +1,8 @@
-"""Bias, ReLU and max-pooling of maps that lie pixel by pixel."""
+"""Bias, ReLU and max-pooling of maps that lie pixel by pixel; also without a bias."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedstill.core import gpu
-from interpreted import guarded, needs_triton, noise, untouched
+from fedstill.core import gpu, precision
+from fedstill.core.model import Norm
+from fedstill.models import by_pixel as by_pixel_networks
+from fedstill.models.conv4 import Conv4
+from interpreted import DEVICE, guarded, needs_triton, noise, untouched
 
 pytestmark = needs_triton
 # Few, odd sides, one of all; more channels than a program's (128); more pixels than a program's.
@@ -31,7 +35,11 @@ def by_pixel(*size: int, of: str = "maps", dtype: torch.dtype = torch.float32) -
 
 
 def exact(maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
-    made = F.relu(maps + bias[:, None, None])
+    return without(maps + bias[:, None, None], pooled)
+
+
+def without(maps: Tensor, pooled: bool) -> Tensor:
+    made = F.relu(maps)
     return F.max_pool2d(made, 2) if pooled else made
 
 
@@ -66,6 +74,65 @@ def test_activations_and_their_gradients_are_those_of_the_operations(
     assert untouched(maps, bias)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=["single", "half"])
+@pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "whole"])
+@pytest.mark.parametrize("size", SIZES)
+def test_without_a_bias_nothing_is_rounded(
+    size: tuple[int, ...], pooled: bool, dtype: torch.dtype, pools: Any
+) -> None:
+    maps = by_pixel(*size, dtype=dtype)
+    free, plain = (maps.detach().clone().requires_grad_() for _ in range(2))
+    found, wanted = pools.activated(plain, None, pooled=pooled), without(free, pooled)
+    assert found.dtype == dtype and found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, wanted)
+    with torch.no_grad():
+        assert torch.equal(pools.activated(maps, None, pooled=pooled), found)
+    told = by_pixel(*found.shape, of="told", dtype=dtype)
+    (slope,) = torch.autograd.grad(found, plain, told)
+    assert torch.equal(slope, torch.autograd.grad(wanted, free, told)[0])
+    assert untouched(maps, told)
+
+
+def test_without_a_bias_maps_are_taken_however_they_lie(pools: Any) -> None:
+    for maps in (noise(2, 3, 6, 5).transpose(2, 3), noise(2, 3, 6, 10)[..., ::2]):
+        free, plain = (maps.detach().requires_grad_() for _ in range(2))
+        found, wanted = pools.activated(plain, None, pooled=True), without(free, True)
+        assert torch.equal(found, wanted)
+        told = noise(1, of="told").expand(found.shape)  # one number for all
+        (slope,) = torch.autograd.grad(found, plain, told)
+        assert torch.equal(slope, torch.autograd.grad(wanted, free, told)[0])
+
+
+@pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "whole"])
+def test_without_a_bias_gradients_have_gradients(pooled: bool, pools: Any) -> None:
+    bent = []
+    ours = partial(pools.activated, bias=None)
+    for make in (partial(ours, pooled=pooled), partial(without, pooled=pooled)):
+        maps = by_pixel(2, 3, 5, 4).requires_grad_()
+        (first,) = torch.autograd.grad(make(maps).pow(3).sum(), maps, create_graph=True)
+        bent.append(torch.autograd.grad(first.square().sum(), maps)[0])
+    assert torch.equal(*bent) and float(bent[0].norm()) > 0
+
+
+def test_without_a_bias_no_images_make_no_maps(pools: Any) -> None:
+    maps = by_pixel(0, 3, 4, 4).requires_grad_()
+    made = pools.activated(maps, None, pooled=True)
+    assert made.shape == (0, 3, 2, 2)
+    assert torch.autograd.grad(made.sum(), maps)[0].shape == maps.shape
+
+
+def test_without_a_bias_what_is_no_number_is_seen(pools: Any) -> None:
+    maps = by_pixel(1, 2, 4, 4)
+    maps[0, 0] = float("nan")
+    maps[0, 1, 0, 3] = float("nan")
+    found, wanted = pools.activated(maps.requires_grad_(), None, pooled=True), without(maps, True)
+    assert torch.equal(found.isnan(), wanted.isnan()) and found.isnan().sum() == 5
+    assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+    (slope,) = torch.autograd.grad(found.sum(), maps)
+    assert slope[0, 0].sum() == 4  # all of the first channel
+    assert slope[0, 1].sum() == (found[0, 1].isnan() | (found[0, 1] > 0)).sum()
+
+
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "whole"])
 def test_a_program_that_takes_pixels_in_turns_gives_the_same(
     pooled: bool, pools: Any, monkeypatch: pytest.MonkeyPatch
@@ -89,11 +156,13 @@ def test_maps_and_constants_are_taken_however_they_lie(pooled: bool, pools: Any)
     assert torch.equal(slope.double(), wanted)
 
 
-def test_of_equal_numbers_the_first_hears(pools: Any) -> None:
+@pytest.mark.parametrize("biased", [True, False])
+def test_of_equal_numbers_the_first_hears(biased: bool, pools: Any) -> None:
     """In all sixteen ways in which four pixels are large or small."""
     large = torch.arange(16).unsqueeze(1) // torch.tensor([1, 2, 4, 8]) % 2
-    maps = guarded(large.view(16, 1, 2, 2).float()).requires_grad_()
-    made = pools.activated(maps, torch.ones(1, device=maps.device), pooled=True)
+    maps = guarded(large.view(16, 1, 2, 2).float() + (not biased)).requires_grad_()
+    bias = torch.ones(1, device=maps.device) if biased else None
+    made = pools.activated(maps, bias, pooled=True)
     (slope,) = torch.autograd.grad(made.sum(), maps)
     assert torch.equal(slope.view(16, 4).argmax(1), maps.view(16, 4).argmax(1))
     assert (slope.view(16, 4).sum(1) == 1).all() and (slope.view(16, 4).amax(1) == 1).all()
@@ -145,3 +214,45 @@ def test_what_is_no_number_is_seen_and_what_is_told_to_it_is_not_lost(
     heard = made.shape[2] * made.shape[3]  # all of the first channel
     assert to_maps[0, 0].sum() == heard and to_bias[0] == heard
     assert to_bias[1] == (made[0, 1].isnan() | (made[0, 1] > 0)).sum()
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["single", "half"])
+@pytest.mark.parametrize("last_pool", [False, True])
+@pytest.mark.parametrize("norm", ["static", "batch", "none", "instance"])
+def test_conv4_pools_by_the_kernel(
+    norm: Norm, last_pool: bool, half: bool, pools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the framework's operations: bit for bit, where those always sum in one order."""
+    model = Conv4((3, 20, 18), 5, (4, 8, 8, 12), norm=norm, last_pool=last_pool)
+    weights = {name: tensor.to(DEVICE) for name, tensor in model.init(1).items()}
+    moving = {name: t.requires_grad_() for name, t in weights.items() if "running" not in name}
+    if DEVICE == "cpu":
+        monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    called: list[Tensor] = []
+
+    def counted(maps: Tensor, bias: Tensor | None, *, pooled: bool) -> Tensor:
+        assert bias is None and pooled
+        assert maps.dtype == (torch.float16 if half else torch.float32)
+        called.append(maps)
+        return activated(maps, None, pooled=True)
+
+    def passed() -> list[Tensor]:
+        x = noise(4, 3, 20, 18).requires_grad_()
+        logits = model.train()(weights, x)
+        slopes = torch.autograd.grad(
+            logits.square().sum(), [x, *moving.values()], materialize_grads=True
+        )
+        return [logits.detach(), *slopes]
+
+    activated = pools.activated
+    monkeypatch.setattr(pools, "activated", counted)
+    with precision.using("half" if half else "single"):
+        found = passed()
+        assert len(called) == (4 if last_pool else 3)
+        norms = {by_pixel_networks.NORMS: gpu.kernels(by_pixel_networks.NORMS)}
+        monkeypatch.setattr(by_pixel_networks, "kernels", lambda name, *_: norms.get(name))
+        wanted = passed()
+    assert len(called) == (4 if last_pool else 3)
+    most = 0.0 if DEVICE == "cpu" else 1e-2 if half else 1e-4
+    for one, other in zip(found, wanted, strict=True):
+        assert float((one - other).norm()) <= most * float(other.norm())

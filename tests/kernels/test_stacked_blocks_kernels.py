@@ -359,6 +359,29 @@ def test_what_is_not_a_number_stays_so() -> None:
     assert found.flatten(1).isnan().any(1).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("case", CONVOLUTIONS[:3], ids=str)
+def test_places_in_64_bits_are_those_in_32(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    members, images, inputs, outputs, height, width, padding, tiles = case
+    x, weight = noise(members, images, inputs, height, width), noise(members, outputs, inputs, 3, 3)
+    grow = 2 * padding - 2
+    grad = noise(members, images, outputs, height + grow, width + grow, of="told").half()
+
+    def made() -> tuple[Tensor, ...]:
+        laid, own = blocks().laid_out(weight), tiled(tiles)
+        return (
+            blocks().convolved(x, laid, padding, own),
+            blocks().image_slopes(grad, x, laid, padding, own),
+            blocks().weight_slopes(grad, x, padding, own),
+            *blocks().squared_weight_slopes(grad, x, padding, own),
+        )
+
+    wanted, asked = made(), []
+    monkeypatch.setattr(blocks(), "long", lambda *stacks: asked.append(stacks) or True)
+    for one, other in zip(made(), wanted, strict=True):
+        assert torch.equal(one, other)
+    assert len(asked) == 4
+
+
 FAR = 2**30  # numbers from one image to the next: the third lies where 32 bits do not reach
 on_a_host = pytest.mark.skipif(
     DEVICE == "cuda", reason="needs memory with holes, which a GPU lacks"
@@ -435,6 +458,7 @@ def test_gradients_of_weights_hear_pixels_beyond_the_reach_of_32_bits(tmp_path: 
         1,
         False,
         False,
+        True,
         *SMALL[:3],
     )
     wanted = blocks().weight_slopes(told[None, None], x, 1, tiled(SMALL), 1, gain=1.0)

@@ -8,6 +8,7 @@ import pytest
 
 from fedstill.core import source
 from fedstill.core.errors import BadValue, RunFolderError
+from fedstill.core.release import Spending
 from fedstill.logbook import (
     FolderLog,
     Note,
@@ -91,6 +92,15 @@ def test_rows_are_on_the_disk_after_a_flush(tmp_path):
     log.flush()
     assert read_rows(tmp_path).metrics == [EVENTS[1]]
     log.close()
+
+
+def test_a_table_has_its_header_from_the_moment_it_is_there(tmp_path):
+    log = FolderLog(tmp_path)
+    log.write(Spending(1, "update", "mnist", "gaussian", 1.0, 0.5, 2))
+    rows = read_rows(tmp_path)  # as after a kill: nothing was flushed
+    assert not rows.privacy and not rows.metrics
+    log.close()
+    assert len(read_rows(tmp_path).privacy) == 1
 
 
 def test_a_rewind_drops_later_rounds_and_writing_goes_on(tmp_path):

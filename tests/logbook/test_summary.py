@@ -225,3 +225,55 @@ def test_parts_of_a_metric_go_the_way_it_goes():
         assert found["best_average_round"] == 2
     found = summarise(log.rows(), lower_is_better=["error"])["metrics"]["errors.far"]
     assert found["best_average_round"] == 1
+
+
+def test_simulated_seconds_are_those_at_the_end_of_the_last_round():
+    assert "simulated_seconds" not in summarise(server_log().rows())
+    log = server_log()
+    for round, step, name, value in (
+        (1, "round", "clock", 10.0), (2, "round", "clock", 25.0), (2, "round", "loss", 7.0),
+        (2, "update", "clock", 99.0),
+    ):  # fmt: skip
+        log.write(Number(round, step, "server", name, None, value))
+    assert summarise(log.rows())["simulated_seconds"] == 25.0
+
+
+def test_scores_on_held_out_examples_say_so_wherever_a_round_was_chosen_by_them():
+    log = server_log()
+    log.write(Number(1, "evaluate", "server", "loss", "a", 0.5))
+    plain, held = (summarise(log.rows(), held_out=number) for number in (0, 12))
+    assert "held_out" not in plain and "scored_on" not in plain
+    assert held["held_out"] == 12 and held["scored_on"].startswith("training examples held out")
+    for part in (lambda summary: summary, lambda summary: summary["metrics"]["loss"]):
+        notes = [
+            {key: value for key, value in part(summary).items() if key.endswith("_note")}
+            for summary in (plain, held)
+        ]
+        assert len(notes[0]) == 1 and notes[0].keys() == notes[1].keys()
+        assert all(note.startswith("chosen on test data") for note in notes[0].values())
+        assert all(note.startswith("chosen on held-out") for note in notes[1].values())
+
+
+def test_counts_have_no_mean_and_accuracy_stands_at_the_top_alone():
+    log = server_log()
+    for name in ("confusion.0.1", "recall.0"):
+        log.write(Number(1, "evaluate", "server", name, "a", 3.0))
+    assert list(summarise(log.rows())["metrics"]) == ["recall.0"]
+    assert list(summarise(log.rows(), counts=["recall"])["metrics"]) == ["confusion.0.1"]
+
+
+def test_clients_models_have_a_best_round_of_any_metric():
+    log = client_log()
+    better = [[value + 0.05 for value in row] for row in MATRIX]
+    worse = [[value - 0.05 for value in row] for row in MATRIX]
+    for round, matrix in ((2, better), (3, worse)):
+        for node, row in zip(CLIENTS, matrix, strict=True):
+            score(log, round, node, dict(zip(CLIENTS, row, strict=True)))
+    for round, value in ((1, 3.0), (2, 1.0), (3, 9.0)):
+        log.write(Number(round, "evaluate", "a", "loss", "a", value))
+    summary = summarise(log.rows())
+    assert summary["best_averaged_global_accuracy"] == pytest.approx(0.5 + 0.05)
+    assert summary["best_averaged_global_accuracy_round"] == 2
+    assert summary["averaged_global_accuracy"] == pytest.approx(0.5 - 0.05)
+    loss = summary["metrics"]["loss"]
+    assert (loss["best_averaged_global"], loss["best_averaged_global_round"]) == (1.0, 2)

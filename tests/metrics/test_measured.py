@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstill.core import Data
 from fedstill.core.errors import BadValue, FedstillError
-from fedstill.metrics import METRICS, chosen, lowest, measured
+from fedstill.metrics import METRICS, chosen, counting, lowest, measured
 from fedstill.metrics.measured import CHUNK
 
 
@@ -67,6 +67,19 @@ def test_a_metric_says_itself_whether_lower_is_better() -> None:
     assert lowest(["auroc", "calibration_error", cost, errors]) == [
         *("loss", "calibration_error", "cost")
     ]
+
+
+def test_of_the_metrics_that_are_ready_three_are_best_where_they_are_lowest_and_one_counts() -> (
+    None
+):
+    assert lowest(list(METRICS)) == ["loss", "calibration_error", "brier"]
+    assert counting(list(METRICS)) == ["confusion"]
+
+
+@pytest.mark.parametrize("metrics", ["accuracy", errors])
+def test_one_metric_outside_of_a_list_is_refused(metrics: Any) -> None:
+    with pytest.raises(BadValue, match=r"metrics must be a list, such as \['accuracy'\]"):
+        chosen(metrics)
 
 
 def test_each_set_has_its_own_numbers_though_they_pass_together() -> None:

@@ -208,6 +208,7 @@ def test_half_precision_is_left_to_kernels_for_examples(monkeypatch: pytest.Monk
     assert len(calls) == 2
 
 
+FINE = torch.tensor(2.0**-40, dtype=torch.float64)  # a grid that rounds nothing
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -223,7 +224,7 @@ def test_a_gpus_clipped_gradients_are_a_processors(
         weights = {key: tensor.to(device) for key, tensor in model.init(0).items()}
         batch = Batch(*(tensor.to(device) for tensor in examples(model.shape, 6)))
         noise = {key: torch.zeros_like(tensor) for key, tensor in weights.items()}
-        sample = Sampled(batch, torch.full((6,), 1 / 6, device=device), noise)
+        sample = Sampled(batch, torch.full((6,), 1 / 6, device=device), noise, FINE.to(device))
         gradient, _, _ = clip.gradient(classified(model), weights, sample, autograd_gradient)
         found.append({key: tensor.cpu() for key, tensor in gradient.items()})
     for key, tensor in found[0].items():
@@ -290,7 +291,7 @@ def test_on_a_gpu_one_wild_record_in_half_precision_moves_the_sum_by_the_clip(wi
     for there in (True, False):
         share = torch.ones(20, device="cuda")
         share[7] = float(there)
-        sample = Sampled(Batch(x, y), share, noise)
+        sample = Sampled(Batch(x, y), share, noise, FINE.cuda())
         with precision.using("half"):
             made = ClippedGradient(clip).gradient(
                 classified(model), weights, sample, autograd_gradient

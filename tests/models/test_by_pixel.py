@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from fedstill.core.model import Model
 from fedstill.core.records import Weights
 from fedstill.core.seeds import generator
+from fedstill.models import by_pixel
 from fedstill.models.alexnet import AlexNet
 from fedstill.models.conv4 import Conv4
 from fedstill.models.convnet import ConvNet
@@ -20,6 +23,7 @@ NETWORKS = [
     Conv4((1, 16, 16), 5, (4, 8, 8, 12)),
     Conv4((3, 16, 16), 5, (4, 8, 8, 12), norm="batch"),
     Conv4((3, 16, 16), 5, (8, 8, 8, 16)).narrowed(0.5, scaler=True),
+    Conv4((3, 20, 18), 5, (4, 8, 8, 12), last_pool=True),
     PreResNet18((3, 16, 16), 5, (4, 8, 8, 12)),
     AlexNet((1, 28, 28), 5, 8),
 ]
@@ -162,6 +166,37 @@ def test_the_constant_before_a_static_norm_counts_for_nothing() -> None:
     weights = model.init(1)
     moved = {n: t + 7 if n == "conv0.bias" else t for n, t in weights.items()}
     assert torch.equal(model(weights, noise(4, 3, 16, 16)), model(moved, noise(4, 3, 16, 16)))
+
+
+def test_images_and_weights_enter_half_precision_with_zeros_after_their_channels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_pixel, "plain_on_gpu", lambda *tensors: True)
+    monkeypatch.setattr(by_pixel, "pass_will_do", lambda x: True)
+    images, weight = noise(2, 3, 6, 5).requires_grad_(), noise(4, 3, 3, 3).requires_grad_()
+    weights, x, _ = by_pixel.entered({"conv": weight}, images, first="conv", norm="none")
+    for one, other in ((images, x), (weight, weights["conv"])):
+        assert other.dtype == torch.float16 and other.shape[1] == 8
+        assert other.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(other[:, :3], one.half()) and not other[:, 3:].any()
+        told = noise(*other.shape).half()
+        (slope,) = torch.autograd.grad(other, one, told)
+        assert slope.dtype == torch.float32 and slope.is_contiguous()
+        assert torch.equal(slope * by_pixel.GAIN, told[:, :3].float())
+
+
+def test_no_constant_before_a_static_norm_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    entered = by_pixel.entered
+
+    def noted(weights: Weights, *args: Any, **options: Any) -> Any:
+        names.extend(weights)
+        return entered(weights, *args, **options)
+
+    monkeypatch.setattr("fedstill.models.conv4.entered", noted)
+    model = Conv4((3, 16, 16), 5, (4, 8, 8, 12))
+    model(model.init(1), noise(4, 3, 16, 16))
+    assert "conv0.weight" in names and not any(f"conv{block}.bias" in names for block in range(4))
 
 
 def test_who_takes_half_precision_says_so() -> None:

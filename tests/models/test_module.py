@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,6 +136,21 @@ def test_a_description_says_what_made_it() -> None:
     told = Module(IMAGE, 3, partial(GroupNet, width=8)).describe()
     assert told["name"] == "models.own_nets:GroupNet" and told["width"] == 8
     assert told["code"] != Module(IMAGE, 3, GroupNet).describe()["code"]
+
+
+class Mirroring(GroupNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(3))
+
+
+def test_a_description_knows_the_classes_that_a_network_is_derived_from() -> None:
+    def derived(base: type[GroupNet]) -> Any:
+        class Net(base):  # type: ignore[misc, valid-type]
+            pass
+
+        return Module(IMAGE, 3, Net).describe()["code"]
+
+    assert derived(GroupNet) == derived(GroupNet) != derived(Mirroring)
 
 
 # Features and head.
@@ -464,12 +482,70 @@ def test_a_module_gives_itself_back_with_weights() -> None:
     assert torch.equal(net(images()), model(weights, images()))
 
 
+def test_a_constructor_may_ask_any_global_generator_and_leaves_it_as_it_was() -> None:
+    class OwnStart(GroupNet):
+        def __init__(self) -> None:
+            super().__init__()
+            drawn = np.random.normal(size=tuple(self.fc.weight.shape))
+            self.fc.weight.data = torch.as_tensor(drawn * random.random(), dtype=torch.float32)
+
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    model = Module(IMAGE, 3, OwnStart)
+    one, same, other = (model.init(seed)["fc.weight"] for seed in (0, 0, 2**40))
+    after = np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert before == after
+
+
 # What is refused.
 
 
 class Drawing(GroupNet):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + torch.rand(1) if self.training else x)
+
+
+class AlwaysDropping(GroupNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.5))  # not only in training
+
+
+class NumpyDrawing(GroupNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + float(np.random.rand()))
+
+
+class PythonDrawing(GroupNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(3) if self.training and random.random() < 0.5 else x)
+
+
+class Shifting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        return self.fc(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class Clamping(GroupNet):
+    """Writes into its inputs, but changes none of those that are asked about."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp_(-100, 100))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.1)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.fc(self.lstm(x.squeeze(1))[0][:, -1])
+        return answer
 
 
 class Counting(GroupNet):
@@ -481,6 +557,55 @@ class Counting(GroupNet):
         if self.training:
             self.seen += 1  # type: ignore[has-type, operator, misc]
         return super().forward(x)
+
+
+class Scheduled(GroupNet):
+    """Grows with the number of passes."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        return super().forward(x * self.passes)
+
+
+class OwnDrawing(GroupNet):
+    def __init__(self, rng: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.rng = rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.rng.random() if self.training else x)
+
+
+class OwnTorchDrawing(GroupNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.rand(1, generator=self.rng) if self.training else x)
+
+
+class OwnMean(GroupNet):
+    """Keeps a mean in a plain attribute, which it takes away in evaluation alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+            return super().forward(x)
+        return super().forward(x - self.mean)
+
+
+class Logarithm(GroupNet):
+    """Has no answer for numbers below 0, as are some of a pass that only looks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).log()
 
 
 class Two(GroupNet):
@@ -500,7 +625,16 @@ class Computed(nn.Linear):
     ("net", "options", "sentence"),
     [
         (Drawing, {}, "draws random numbers in training otherwise than by dropout"),
+        (AlwaysDropping, {}, "draws random numbers in evaluation too.*self.training"),
+        (NumpyDrawing, {}, "draws random numbers from numpy's global generator in forward"),
+        (PythonDrawing, {}, "draws random numbers from Python's global generator in forward"),
+        (Recurrent, {}, "otherwise than by dropout.*the dropout of 'lstm'.*nn.Dropout between"),
         (Counting, {}, "changes its buffer 'seen' in training"),
+        (Scheduled, {}, "answers otherwise when it is asked again.*draw by dropout"),
+        (partial(OwnDrawing, np.random.default_rng), {}, "answers otherwise when it is asked"),
+        (partial(OwnDrawing, random.Random), {}, "answers otherwise when it is asked again"),
+        (OwnTorchDrawing, {}, "answers otherwise when it is asked again"),
+        (OwnMean, {}, "answers otherwise when it is asked again.*means in batch norm layers"),
         (Two, {}, "must return logits as one tensor, not tuple"),
         (partial(normed, Doubled), {}, "its layer '1', Doubled, is a batch norm with a forward of"),
         (partial(GroupNet, classes=7), {}, "gives 7 logits for 3 classes.*fresh_head"),
@@ -508,6 +642,8 @@ class Computed(nn.Linear):
         (lambda: nn.Linear(5, 3), {}, "cannot take examples of 1x8x8"),
         (lambda: nn.Flatten(0), {}, r"must return logits \[example, class\]"),
         (lambda: 3, {}, "gives int, not a torch.nn.Module"),
+        (Shifting, {}, r"writes into its inputs.*write x = x \+ 1"),
+        (Clamping, {}, r"writes into its inputs.*x\.clamp in place of x\.clamp_"),
         (GroupNet, {"head_layer": "last"}, "has no linear layer 'last'; it has: fc"),
         (GroupNet, {"stage_layers": ("block",)}, "has no layer 'block' for a stage"),
         (lambda: GroupNet().half(), {}, r"conv.weight is of torch.float16.*net.float\(\)"),
@@ -520,6 +656,27 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(BadValue, match=sentence):
         Module(IMAGE, 3, net, **options).initial()
+
+
+def test_an_answer_that_is_no_number_is_the_same_when_it_is_asked_again() -> None:
+    assert Module(IMAGE, 3, Logarithm, head_layer="none").initial()
+
+
+def test_a_first_layer_in_place_is_no_write_into_the_inputs() -> None:
+    parts = nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 3)
+    model, x = Module(IMAGE, 3, nn.Sequential(*parts)), images()
+    before = x.clone()
+    model(model.init(0), x)
+    assert torch.equal(x, before)
+    assert parts[0].inplace, "nor is anybody's layer changed"
+
+
+def test_a_network_that_is_first_asked_in_inference_mode_can_be_trained() -> None:
+    model = Module(IMAGE, 3, partial(BatchNet, drop=0.25))
+    with torch.inference_mode():
+        logits = model(model.init(0), images())
+    assert logits.shape == (5, 3) and model.twice
+    assert not any(tensor.is_inference() for tensor in model.skeleton.constants.values())
 
 
 def test_what_is_no_network_is_refused() -> None:

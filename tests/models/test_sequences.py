@@ -15,11 +15,13 @@ import worlds
 from fedstill.core.errors import BadValue, StepError
 from fedstill.data import Iid, split
 from fedstill.engines.execution import Execution
+from fedstill.federation.clock import Clock
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
 from fedstill.methods import METHODS
 from fedstill.methods.fedavg import FedAvg
 from fedstill.models import Module
+from fedstill.privacy.privacy import Privacy
 from fedstill.runs.run import run
 from fedstill.testing import small
 from models.test_module_in_methods import pictures
@@ -38,6 +40,28 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer(x.squeeze(1))[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Gated(Recurrent):
+    """The same with another layer, which on the host has other rules without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(8, 8, batch_first=True)  # type: ignore[assignment]
+
+
+class Stepwise(Recurrent):
+    """The same row by row, from a start that it makes itself, wherever it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRUCell(8, 8)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(len(x), 8)
+        for row in x.squeeze(1).unbind(1):
+            state = self.layer(row, state)
+        return self.head(state)  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
@@ -63,6 +87,18 @@ class Careful(nn.Module):
         return self.head(x / 10 if x.abs().max() > 1000 else x)  # type: ignore[no-any-return]
 
 
+class Spectral(nn.Module):
+    """Begins with what numpy computes, where no gradient goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(LENGTH // 2 + 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = np.abs(np.fft.rfft(x.numpy())).astype(np.float32)
+        return self.head(torch.from_numpy(found))  # type: ignore[no-any-return]
+
+
 class Words(nn.Module):
     """Looks tokens up as one does with whole numbers."""
 
@@ -73,6 +109,23 @@ class Words(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.words(x).mean(1))  # type: ignore[no-any-return]
+
+
+class Padded(nn.Module):
+    """Words that look at each other; 0 fills the end of a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(TOKENS + 2, 8, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)  # on the host drops what is padding
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x == 0
+        seen = self.encoder(self.words(x), src_key_padding_mask=padding)
+        kept = seen.masked_fill(padding.unsqueeze(2), 0.0)
+        return self.head(kept.sum(1))  # type: ignore[no-any-return]
 
 
 def texts(**options: Any) -> Any:
@@ -95,15 +148,47 @@ def test_sequences_of_numbers_train_without_a_warning(
     assert log.metrics  # scored to its end
 
 
+@pytest.mark.parametrize(("name", "clock"), [("feddualmatch", None), ("fedavg", Clock(speed=1e6))])
+def test_what_a_network_makes_within_a_pass_lies_where_its_shapes_are_asked_for(
+    name: str, clock: Clock | None
+) -> None:
+    _, log = worlds.played(small(METHODS[name]), pictures(Stepwise), rounds=1, clock=clock)
+    assert log.metrics
+
+
+def test_sums_of_such_a_network_are_released_with_noise() -> None:
+    method = METHODS["feddm"](**{**METHODS["feddm"].presets["small"], "start": "noise"})
+    _, log = worlds.played(method, pictures(Stepwise), rounds=1, privacy=Privacy(8.0, 1e-3))
+    assert log.privacy and log.metrics
+
+
+@pytest.mark.parametrize("name", ["dfrd", "dense"])
+def test_teachers_that_know_no_stack_at_rest_are_asked_one_by_one(name: str) -> None:
+    _, log = worlds.played(small(METHODS[name]), pictures(Gated), rounds=1)
+    assert log.metrics
+
+
+def test_a_stack_of_gated_networks_may_look_at_a_shared_one_at_rest() -> None:
+    experiment = Experiment(small(METHODS["moon"]), pictures(Gated), rounds=2)
+    made = [
+        run(experiment, execution=Execution(device="cpu", engine=engine))
+        for engine in ("in_process", "batched", "batched")
+    ]
+    losses = [one.series("loss", step="update") for one in made]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert losses[1] == losses[2]
+
+
 @pytest.mark.parametrize(
     ("net", "shape", "chosen"),
     [
         (nn.Linear(4, 3), (4,), "batched"),
         (Careful, (4,), "in_process"),
         (Recurrent, (1, 8, 8), "in_process"),
+        (Gated, (1, 8, 8), "batched"),
         (Words, (LENGTH,), "batched"),
     ],
-    ids=["matrices", "values", "recurrent", "words"],
+    ids=["matrices", "values", "recurrent", "gated", "words"],
 )
 def test_the_engine_that_is_chosen_can_play_the_network(
     net: Any, shape: tuple[int, ...], chosen: str
@@ -121,11 +206,32 @@ def test_tokens_are_learned_from(engine: str) -> None:
     assert torch.equal(net(tokens), made.model()(tokens.float())), "it takes whole numbers itself"
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")  # torch's own, once
+@pytest.mark.parametrize("engine", ["in_process", "batched"])
+def test_texts_of_different_lengths_are_learned_from_with_a_mask(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    tokens = 1 + 7 * labels[:, None] + rng.integers(0, 7, (60, LENGTH))
+    tokens[np.arange(LENGTH) >= rng.integers(2, LENGTH + 1, (60, 1))] = 0
+    population = Population(split(tokens, labels, partition=Iid(3), normalise=None), Padded)
+    experiment = Experiment(FedAvg(lr=0.1, batch_size=8, epochs=5), population, rounds=3)
+    made = run(experiment, execution=Execution(device="cpu", engine=engine))
+    assert made.summary["average_accuracy"] > 0.8
+
+
 @pytest.mark.parametrize("name", ["feddm", "feddualmatch", "fedlgd", "dynafed", "desa"])
 def test_methods_that_make_examples_by_gradients_refuse_tokens(name: str) -> None:
     population = Population(texts(normalise=None), Words)
     with pytest.raises(BadValue, match="no gradient reaches the inputs of Words"):
         Experiment(small(METHODS[name]), population)
+
+
+def test_a_network_that_asks_numpy_trains_where_examples_stay_as_they_are() -> None:
+    population = Population(texts(), Spectral)
+    made = run(Experiment(FedAvg(), population, rounds=1), execution=HERE)
+    assert "average_accuracy" in made.summary
+    with pytest.raises(BadValue, match=r"no gradient reaches the inputs of Spectral.*numpy"):
+        Experiment(small(METHODS["feddm"]), population)
 
 
 def test_tokens_that_were_normalised_are_refused_with_what_to_say() -> None:

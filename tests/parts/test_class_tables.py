@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedstill.core import Data, Model, Node, Weights
+from fedstill.core.errors import BadValue
 from fedstill.core.release import Spending, Terms
 from fedstill.core.seeds import generator
-from fedstill.models import MLP
+from fedstill.models import MLP, ConvNet
 from fedstill.parts import class_tables
-from fedstill.parts.class_tables import ClassMeans, ClassTable, class_averages, exact_averages
+from fedstill.parts.class_tables import (
+    ClassMeans,
+    ClassTable,
+    Features,
+    class_averages,
+    exact_averages,
+)
 from fedstill.testing.worlds import finished
 
 
@@ -51,6 +59,41 @@ def test_anything_that_looks_at_examples_can_be_averaged() -> None:
     nothing = ClassTable.empty(3, 2, "cpu")
     means = finished(class_averages(node, Squares(model), model.init(0), nothing))
     assert means.rows.tolist() == [[16, 25], [5, 2]] and means.classes.tolist() == [0, 2]
+
+
+def private(model: Model, data: Data, clip: float) -> Node[None]:
+    """A node with private records and no noise."""
+    node: Node[None] = Node("c", 1, None, model=model, data=data)
+    row = Spending(1, "tell", "c", "class sums", 0.0, 1.0, 1)
+    node.seal(Terms(clip, 1.0, 1, 0.0, None), lambda round, step, use, earlier: row)
+    return node
+
+
+def test_private_averages_without_noise_are_clipped_differences_from_what_is_known() -> None:
+    model, x = MLP((2,), 3, hidden=()), torch.tensor([[1.0, 0.0], [3.0, 2.0], [4.0, 5.0]])
+    data = Data.of(x, torch.tensor([2, 2, 0]))
+    known = ClassTable(torch.tensor([[16.0, 22.0], [7.0, 7.0], [1.0, 0.0]]), torch.ones(3).bool())
+    wide = finished(class_averages(private(model, data, 1e3), Squares(model), model.init(0), known))
+    assert torch.allclose(wide.rows, torch.tensor([[16.0, 25.0], [5.0, 2.0]]), atol=1e-4)
+    assert wide.classes.tolist() == [0, 2] and wide.counts.tolist() == [1, 2]
+    # Differences are (0, 3) of class 0, (0, 0) and (8, 4) of class 2; at most 2 of each is left.
+    close = finished(
+        class_averages(private(model, data, 2.0), Squares(model), model.init(0), known)
+    )
+    long = torch.tensor([8.0, 4.0]) * 2 / 80**0.5
+    want = torch.stack([torch.tensor([16.0, 24.0]), torch.tensor([1.0, 0.0]) + long / 2])
+    assert torch.allclose(close.rows, want, atol=1e-4)
+
+
+@pytest.mark.parametrize(("norm", "training"), [("static", False), ("batch", True)])
+def test_private_averages_of_a_network_that_mixes_examples_are_refused(
+    norm: Any, training: bool
+) -> None:
+    model = ConvNet((1, 4, 4), 3, depth=1, width=2, norm=norm, training=training)
+    data = Data.of(torch.zeros(3, 1, 4, 4), torch.arange(3))
+    known = ClassTable.empty(3, 8, "cpu")
+    with pytest.raises(BadValue, match="answers by the whole batch; use another norm"):
+        finished(class_averages(private(model, data, 1.0), Features(model), model.init(0), known))
 
 
 def seen_by_nobody(node: Node[None]) -> ClassMeans:

@@ -152,6 +152,7 @@ def test_statistics_and_whole_numbers_are_medians_in_every_robust_rule(rule: Rul
             "w": torch.tensor([weight]),
             "bn.running_var": torch.tensor([mean]),
             "bn.num_batches_tracked": torch.tensor(count),
+            "seen": torch.tensor(count),
         }
 
     # Who sends common weights and wild statistics is not noticed by lengths or distances.
@@ -160,8 +161,11 @@ def test_statistics_and_whole_numbers_are_medians_in_every_robust_rule(rule: Rul
     made = Aggregation(rule, byzantine=1).joined(items, None, item(0.0, 1.0, 0))
     expected = (2.0 + 2.5 + 3.0) / 3 if rule == "trimmed_mean" else 2.5
     assert float(made["bn.running_var"]) == pytest.approx(expected)
-    assert int(made["bn.num_batches_tracked"]) == 6
-    assert made["bn.num_batches_tracked"].dtype == torch.int64
+    for name in ("bn.num_batches_tracked", "seen"):
+        assert int(made[name]) == 6 and made[name].dtype == torch.int64
+    weights = [{"w": one["w"]} for one in items]
+    alone = Aggregation(rule, byzantine=1).joined(weights, None, {"w": torch.zeros(1)})
+    assert torch.equal(made["w"], alone["w"])
 
 
 @pytest.mark.parametrize("rule", ROBUST)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from fedstill.core import Weights
+from fedstill.core import Model, Weights, precision
 from fedstill.core.seeds import generator
-from fedstill.models import ConvNet
+from fedstill.models import Conv4, ConvNet, PreResNet18, ResNet18
+from fedstill.models.by_pixel import _Turned
 from fedstill.parts.teachers import Ensemble, has_statistics
 
 SMALL, WIDE = (ConvNet((1, 8, 8), 3, depth=1, width=width, norm="batch") for width in (2, 4))
@@ -69,3 +72,51 @@ def test_networks_without_batch_norm_have_no_gap() -> None:
     assert has_statistics(SMALL.init(0))
     _, gaps = ensemble.logits_and_gaps(ensemble.stacked(own), images())
     assert gaps.tolist() == [0, 0]
+
+
+OF_HALVES = [
+    Conv4((3, 16, 16), 4, widths=(4, 8, 8, 12)),
+    Conv4((8, 16, 16), 4, widths=(4, 8, 8, 12), norm="batch"),
+    PreResNet18((3, 16, 16), 4, widths=(4, 8, 8, 12)),
+    ResNet18((1, 16, 16), 4, norm="batch"),
+]
+
+
+@pytest.mark.parametrize("model", OF_HALVES, ids=repr)
+def test_weights_of_teachers_are_halved_once_for_all_passes(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would be in each. Tensors on the host are taken for a GPU's."""
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    monkeypatch.setattr("fedstill.models.by_pixel.kernels", lambda *given: None)
+    x = torch.randn(4, *model.shape, generator=generator(0, "images")).requires_grad_()
+    ensemble, own = Ensemble.of([model] * 2), [model.init(seed) for seed in range(2)]
+    turn, casts = _Turned.forward, list[torch.Size]()
+
+    def noted(ctx: Any, tensor: Tensor, dtype: torch.dtype, *others: Any) -> Tensor:
+        if tensor.dtype != dtype:
+            casts.append(tensor.shape)
+        return turn(ctx, tensor, dtype, *others)
+
+    with precision.using("half"):
+        stacks = ensemble.stacked(own)
+        halved = [tensor for each in stacks[0].halved for tensor in each.values()]
+        assert halved and all(tensor.dtype == torch.float16 for tensor in halved)
+        monkeypatch.setattr(_Turned, "forward", noted)
+        found = ensemble.logits(stacks, x)
+        assert casts == [x.shape] * 2
+        wanted = torch.stack([model(weights, x) for weights in own])
+        assert torch.equal(found, wanted) and found.dtype == torch.float32
+        (slope,) = torch.autograd.grad(found.square().sum(), x)
+        assert torch.equal(slope, torch.autograd.grad(wanted.square().sum(), x)[0])
+        with torch.no_grad():  # nothing is rounded
+            exact = ensemble.logits(stacks, x)
+            assert torch.equal(exact, torch.stack([model(weights, x) for weights in own]))
+            assert not torch.equal(exact, found)
+    assert not any(ensemble.stacked(own)[0].halved)  # where nobody asks for it
+
+
+def test_on_a_cpu_weights_of_teachers_are_as_they_are() -> None:
+    with precision.using("half"):
+        stacks = Ensemble.of(OF_HALVES[:1]).stacked([OF_HALVES[0].init(0)])
+    assert stacks[0].halved == [{}]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import pytest
+from scipy.special import log_ndtr
 
 from fedstill.core.errors import BadValue
 from fedstill.core.node import COUNTS
@@ -40,6 +41,28 @@ def test_the_closed_form_is_the_accountants() -> None:
         pld.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(sigma), count))
         mine = epsilon_of(math.sqrt(count) / sigma, 1e-5)
         assert mine == pytest.approx(pld.get_epsilon(1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(0.02, 0.01), (6, 1.5), (600, 30), (900, 35)])
+def test_delta_is_that_of_scipy_also_where_its_two_terms_lie_far_out(
+    epsilon: float, mu: float
+) -> None:
+    near = log_ndtr(mu / 2 - epsilon / mu)
+    far = log_ndtr(-mu / 2 - epsilon / mu) + epsilon
+    exact = math.exp(near) * -math.expm1(far - near)
+    assert delta_of(epsilon, mu) == pytest.approx(exact, rel=1e-5, abs=0)
+
+
+def test_releases_of_whole_data_beside_samples_are_paid_for() -> None:
+    dp = pytest.importorskip("dp_accounting")
+    pld = dp.pld.PLDAccountant(
+        dp.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3
+    )
+    pld.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(6.0), 3))
+    pld.compose(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0)), 20)
+    both = epsilon_of_releases([Releases(2.0, 0.1, 20), Releases(6.0, 1.0, 3)], 1e-5)
+    assert both == pytest.approx(pld.get_epsilon(1e-5), rel=1e-2)
+    assert both > 1.2 * epsilon_of_releases([Releases(2.0, 0.1, 20)], 1e-5)
 
 
 def test_mu_at_the_budgets_that_papers_use() -> None:
@@ -109,6 +132,7 @@ def test_a_missing_accountant_is_said_with_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(BadValue, match=r"pip install 'fedstill\[dp\]'"):
         epsilon_of_releases([Releases(1.234, 0.1, 3)], 1e-5)
+    assert epsilon_of_releases([Releases(1.234, 1.0, 3)], 1e-5) > 0  # whole data need none
 
 
 def test_a_calibrated_plan_spends_exactly_the_budget() -> None:
@@ -282,6 +306,24 @@ def test_samples_that_were_not_planned_are_refused_though_the_budget_would_do() 
     with pytest.raises(BudgetSpent, match="beyond what was planned"):
         ledger.spend(row(5.0, 1, rate=0.2))
     assert sum(each.releases for each in ledger.rows["a"]) == 10
+
+
+def test_releases_of_whole_data_beyond_a_plan_are_granted_as_far_as_the_budget_goes() -> None:
+    ledger = Ledger(4.0, 1e-5, {"a": [row(9.0, 2)], "b": [row(9.0, 2, node="b")]})
+    ledger.spend(row(9.0, 5))
+    with pytest.raises(BudgetSpent, match="would bring epsilon to"):
+        ledger.spend(row(9.0, 500))
+    # Samples beside them are refused, also where all before were of whole data.
+    ledger.spend(row(9.0, 2, node="b"))
+    with pytest.raises(BudgetSpent, match="beyond what was planned"):
+        ledger.spend(row(50.0, 1, node="b", rate=0.1))
+
+
+def test_nothing_planned_needs_no_noise() -> None:
+    for uses in ([], [Use("class sums", 0)], [Use(COUNTS, 1, sigma=50.0)]):
+        assert calibrated(uses, 4.0, 1e-5) == 0
+    few = calibrated([Use("class sums", 4)], 4.0, 1e-5)
+    assert calibrated([Use("class sums", 4), Use("DP-SGD", 0, 0.1)], 4.0, 1e-5) == few
 
 
 def test_a_run_whose_noise_was_found_by_another_version_is_told_to_go_on_with_that() -> None:

@@ -176,5 +176,6 @@ def test_noise_of_a_step_has_the_deviation_of_the_mechanism() -> None:
     row = Spending(1, "", "c0", "DP-SGD", 3.0, 0.1, 1)
     node.seal(Terms(1.0, 0.5, 1, 3.0, None), lambda round, step, use, earlier: row)
     batches, _ = private_training(node, model, model.init(0), 5, steps=1)
-    noise = torch.cat([tensor.flatten() for tensor in batches[0].noise.values()])
+    sample = batches[0]
+    noise = torch.cat([steps.flatten() * sample.grid for steps in sample.noise.values()])
     assert noise.std() == pytest.approx(3.0 * 0.5 / 5, rel=0.05)  # sigma · clip / expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import fedstill
 from fedstill.core import Inbox, Method, Node, Step, at_clients, side_by_side, trees
 from fedstill.core.errors import BadValue, RunFolderError, SealedData, StepError
 from fedstill.core.method import Place
-from fedstill.core.release import Use
+from fedstill.core.release import Spending, Terms, Use
 from fedstill.data.folders import own_data
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.batched import Batched
@@ -32,8 +33,8 @@ from fedstill.parts.distribution_matching import Matching
 from fedstill.parts.synthetic_sets import from_noise
 from fedstill.privacy.accounting import mu_of
 from fedstill.privacy.ledger import composed
-from fedstill.privacy.privacy import Privacy
-from fedstill.privacy.summary import by_node, summary_of
+from fedstill.privacy.privacy import SIMULATED, Plan, Privacy
+from fedstill.privacy.summary import by_node, summary_of, words_of
 from fedstill.sites.people import OnePlace
 from fedstill.testing import worlds
 
@@ -214,6 +215,56 @@ def test_noise_that_was_found_for_another_budget_is_found_again() -> None:
     assert less.privacy.plan.noise["c0"] == pytest.approx(6**0.5 / mu_of(1.0, 1e-3))
 
 
+def test_a_clip_is_of_what_networks_make_of_records_and_another_of_gradients() -> None:
+    plan = Plan({"c0": 2.0}, {})
+    asked = Privacy(epsilon=4, clip=3.0, gradient_clip=7.0, releases=5, plan=plan)
+    assert asked.terms("c0") == Terms(
+        clip=3.0, gradient_clip=7.0, releases=5, sigma=2.0, counts_sigma=None
+    )
+    assert asked.terms("c1").sigma == 0  # nothing is planned of it
+
+
+def test_a_summary_tells_the_noise_of_what_is_released_and_not_that_of_counts() -> None:
+    asked = replace(BUDGET, labels="private")
+    assert asked.counts_sigma is not None
+    rows = [
+        Spending(1, "update", "c0", "class counts", asked.counts_sigma, 1.0, 1),
+        Spending(1, "update", "c0", "class sums", 9.0, 1.0, 1),
+        Spending(2, "update", "c0", "class sums", 11.0, 1.0, 1),
+        Spending(1, "update", "c1", "class counts", asked.counts_sigma, 1.0, 1),
+    ]
+    told = summary_of(asked, rows)
+    assert told["noise_by_client"] == {"c0": 11.0, "c1": None}
+    both, one = told["epsilon_by_client"]["c0"], told["epsilon_by_client"]["c1"]
+    assert told["epsilon_spent"] == both > one > 0
+    nobody = summary_of(asked, [])
+    assert nobody["epsilon_spent"] == 0 and nobody["noise_by_client"] == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Spending(1, "update", "b", "DP-SGD", 0.05, 0.5, 2**20)],
+        [Spending(1, "update", "b", "DP-SGD", 1.0, 0.1 / at, 1) for at in range(1, 5000)],
+    ],
+)
+def test_a_run_ends_whatever_one_site_says_that_it_spent(said: list[Spending]) -> None:
+    pytest.importorskip("dp_accounting")
+    honest = Spending(1, "update", "a", "DP-SGD", 1.0, 1.0, 1)
+    told = summary_of(Privacy(epsilon=8.0), [honest, *said])
+    assert told["epsilon_spent"] is None and [*told["epsilon_by_client"]] == ["a"]
+    assert told["epsilon_note"] == "more was spent than can be accounted for, by b"
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_promise_is_in_words_also_before_noise_was_found() -> None:
+    first, *limits = words_of(BUDGET)
+    assert first.startswith("epsilon = 4 at delta = 0.001 for the whole run, of one record")
+    assert SIMULATED in limits
+    at_sites = replace(BUDGET, plan=Plan({}, {}, secret=True))
+    assert SIMULATED not in words_of(at_sites)
+
+
 def test_private_labels_tell_counts_with_noise_and_pay_for_them_once() -> None:
     private = replace(BUDGET, labels="private")
     _, log = worlds.played(feddm(), worlds.pictures(), 2, privacy=private)
@@ -383,6 +434,7 @@ def test_a_site_finds_the_noise_of_its_own_client_without_seeing_others() -> Non
 
 def test_a_site_with_private_labels_finds_its_noise_for_the_counts_that_it_tells() -> None:
     """Found for counts with the seed's noise it would show the exact ones to who knows the seed."""
+    pytest.importorskip("dp_accounting")
     cpu, key, private = Execution(device="cpu"), b"k" * 32, replace(BUDGET, labels="private")
     asked = Experiment(method("fedavg", batch_size=5), worlds.pictures(), privacy=private)
     ready = calibrated(asked, cpu, key)
@@ -396,6 +448,7 @@ def test_a_site_with_private_labels_finds_its_noise_for_the_counts_that_it_tells
 
 
 def test_with_private_labels_rates_and_steps_follow_from_noisy_counts_alone() -> None:
+    pytest.importorskip("dp_accounting")
     cpu, private = Execution(device="cpu"), replace(BUDGET, labels="private")
     world = worlds.pictures()
     ready = calibrated(Experiment(method("fedavg", batch_size=5), world, privacy=private), cpu)

@@ -14,10 +14,24 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from fedstill.core import Batch, Data, Lazy, Node
 from fedstill.core.convolutions import by_example
-from fedstill.core.release import ClippedGradient, Sampled, Spending, Terms, class_sums, clipped
+from fedstill.core.errors import BadValue
+from fedstill.core.release import (
+    BITS,
+    ClippedGradient,
+    Sampled,
+    Spending,
+    Terms,
+    class_sums,
+    clipped,
+    grid_of,
+    noised,
+)
+from fedstill.core.secret import Secret
 from fedstill.engines.engine import autograd_gradient
 from fedstill.models import ConvNet
+from fedstill.models.mlp import MLP
 from fedstill.parts.distribution_matching import Iteration, Matching
+from fedstill.parts.learning import private_training
 from fedstill.parts.published import ClippedClasses, ClippedGroups, Noised, published
 from fedstill.parts.released import Releasing
 from fedstill.parts.synthetic_sets import from_noise
@@ -27,6 +41,7 @@ numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
     [0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 3e38]
 )
 seeds = st.integers(0, 2**31 - 1)
+FINE = torch.tensor(2.0**-40, dtype=torch.float64)  # a grid that rounds nothing that is seen
 
 
 def rows(seed: int, count: int, width: int, scale: float) -> Tensor:
@@ -43,9 +58,11 @@ def test_without_one_record_all_class_sums_together_move_by_at_most_the_clip(
     odd = data.draw(st.lists(numbers, min_size=width, max_size=width))
     x[data.draw(st.integers(0, count - 1))] = torch.tensor(odd)
     rest = torch.arange(count) != data.draw(st.integers(0, count - 1))
-    moved = class_sums(x, place, 3, clip) - class_sums(x[rest], place[rest], 3, clip)
-    assert torch.isfinite(moved).all()
-    assert moved.norm() <= clip * (1 + 1e-9)
+    grid = grid_of(clip, clip)
+    moved = class_sums(x, place, 3, clip, grid) - class_sums(x[rest], place[rest], 3, clip, grid)
+    assert torch.isfinite(moved).all() and torch.equal(moved, moved.round())
+    assert moved.norm() <= clip / grid
+    moved = moved * grid
     assert (moved.abs().sum(1) > 1e-9 * clip).sum() <= 1  # one class alone
 
 
@@ -57,10 +74,11 @@ def test_another_record_moves_sums_by_twice_the_clip_and_with_another_label_by_l
     x, place = rows(seed, count, 8, 10.0), torch.arange(count) % 3
     other, elsewhere = x.clone(), place.clone()
     other[0], elsewhere[0] = -x[0] * 7, (place[0] + 1) % 3
-    before = class_sums(x, place, 3, clip)
-    moved = (before - class_sums(other, elsewhere, 3, clip)).norm()
+    grid = clip * 2.0**-40
+    before = class_sums(x, place, 3, clip, grid)
+    moved = (before - class_sums(other, elsewhere, 3, clip, grid)).norm() * grid
     assert moved <= math.sqrt(2) * clip * (1 + 1e-9)  # two blocks at right angles
-    assert (before - class_sums(other, place, 3, clip)).norm() <= 2 * clip * (1 + 1e-9)
+    assert (before - class_sums(other, place, 3, clip, grid)).norm() * grid <= 2 * clip * (1 + 1e-9)
 
 
 def sealed(model: ConvNet, data: Data, terms: Terms) -> Node[None]:
@@ -71,10 +89,13 @@ def sealed(model: ConvNet, data: Data, terms: Terms) -> Node[None]:
 
 
 class One:
-    """Noise of exactly one deviation everywhere."""
+    """Noise of exactly one deviation everywhere, and some steps of the grid more."""
 
-    def normal(self, like: Tensor) -> Tensor:
-        return torch.ones_like(like)
+    def __init__(self, more: int = 0):
+        self.more = more
+
+    def whole(self, into: Tensor, bits: int) -> Tensor:
+        return torch.full_like(into, 2**bits + self.more, dtype=torch.long)
 
 
 @pytest.mark.parametrize("outputs", ["stages", "stages and logits", "both", "features"])
@@ -105,6 +126,21 @@ def test_blocks_that_are_clipped_by_themselves_cost_one_release_together(
         told = [(float(part[on][0]), clip) for part, on, clip in parts if on.any()]
         # A record moves each block by its clip at most: in units of the noise, 1/1.5 in all.
         assert sum((clip / deviation) ** 2 for deviation, clip in told) == pytest.approx(1 / 1.5**2)
+
+
+def test_noise_of_sums_is_added_to_its_last_bit() -> None:
+    """Were it rounded, the last bits of what is released would be those of the sums."""
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)
+    data = Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3)
+    node = sealed(model, data, Terms(0.5, 1.0, 2, 1.5, None))
+    releasing = Releasing(
+        Matching(4), node, from_noise(node, [0, 1], 2), lambda _: model.init(0), None
+    )
+    for more in (1, 2, 3):
+        releasing.sums = torch.full((2, 2, sum(releasing.sizes)), 4.0, dtype=torch.float64)
+        releasing.secret = One(more)  # type: ignore[assignment]
+        assert set((releasing.noisy / releasing.grids).flatten().tolist()) == {2**BITS + more + 4}
+        del releasing.noisy
 
 
 @pytest.mark.parametrize("outputs", ["both", "stages"])
@@ -150,6 +186,39 @@ def test_from_the_deep_end_every_step_uses_a_release_of_its_part() -> None:
 
 
 @pytest.mark.parametrize(
+    ("norm", "releases", "said"),
+    [
+        ("static", 2, "answers by the whole batch, so records mix before they are clipped"),
+        ("instance", 1, "privacy.releases = 1, but 2 outputs are matched one after the other"),
+        ("instance", 9, "privacy.releases = 9, but there are 8 steps that could use them"),
+    ],
+)
+def test_sums_that_would_not_be_private_or_not_be_used_are_refused(
+    norm: Any, releases: int, said: str
+) -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4, norm=norm)  # two stages
+    data = Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3)
+    node = sealed(model, data, Terms(1.0, 1.0, releases, 1.0, None))
+    matching = Matching(8, outputs="stages", deep_first=True)
+    with pytest.raises(BadValue, match=said):
+        Releasing(matching, node, from_noise(node, [0, 1], 2), lambda _: model.init(0), None)
+
+
+def test_in_a_sweep_all_updates_of_a_step_use_one_release_from_the_deep_end_on() -> None:
+    model = ConvNet((1, 8, 8), 3, depth=2, width=4)  # two stages
+    data = Data.of(torch.zeros(6, 1, 8, 8), torch.arange(6) % 3)
+    node = sealed(model, data, Terms(1.0, 1.0, 3, 0.0, None))
+    networks = [model.init(seed) for seed in range(3)]
+    matching = Matching(4, outputs="stages", deep_first=True, sweep=True, augmentation="none")
+    releasing = Releasing(matching, node, from_noise(node, [0, 1], 2), networks.__getitem__, None)
+    finished(releasing.summed())
+    aims = [releasing.aim(update) for update in range(matching.updates(model))]
+    assert [aim.emphasis.tolist() for aim in aims] == [[0, 1], [1, 1]] * 4
+    used = [place for aim in aims for place, one in enumerate(networks) if aim.network is one]
+    assert used == [0, 0, 1, 1, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
     ("grouped", "deviation"), [(False, 3 * 0.5 / 40), (True, 3 * 0.5 * 5 / 40)]
 )
 def test_the_papers_add_noise_over_what_they_clip_of_a_batch(
@@ -178,8 +247,8 @@ def test_a_short_row_stays_as_it_is_and_a_long_one_keeps_its_direction() -> None
 
 def test_a_record_without_a_place_counts_nowhere() -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    sums = class_sums(x, torch.tensor([1, -1]), 2, 9.0)
-    assert sums.tolist() == [[0.0, 0.0], [1.0, 0.0]]
+    sums = class_sums(x, torch.tensor([1, -1]), 2, 9.0, 0.5)
+    assert sums.tolist() == [[0.0, 0.0], [1.0, 0.0]]  # rounded towards zero
 
 
 def linear(batch: Batch) -> Any:
@@ -195,7 +264,7 @@ def step(x: Tensor, y: Tensor, share: Tensor, clip: float, chunk: int = 4) -> Te
     value = {"a": torch.randn(3, 4, generator=rng), "b": torch.randn(3, generator=rng)}
     nothing = {name: torch.zeros_like(tensor) for name, tensor in value.items()}
     mechanism = ClippedGradient(clip, chunk)
-    sampled = Sampled(Batch(x, y), share, nothing)
+    sampled = Sampled(Batch(x, y), share, nothing, FINE)
     grad, loss, notes = mechanism.gradient(linear, value, sampled, autograd_gradient)
     assert float(loss) == 0 and notes == {}
     return torch.cat([grad[name].flatten() for name in value]).double()
@@ -238,7 +307,7 @@ def test_one_image_moves_the_gradient_of_a_convolution_by_at_most_the_clip(
     found = []
     with by_example():  # as on a GPU: products of matrices
         for share in (torch.ones(6), out):
-            sampled = Sampled(Batch(x, y), share, nothing)
+            sampled = Sampled(Batch(x, y), share, nothing, FINE)
             grad, _, _ = ClippedGradient(clip, 4).gradient(
                 convolved, value, sampled, autograd_gradient
             )
@@ -311,3 +380,70 @@ def test_one_record_more_moves_others_into_other_groups_of_desas_code() -> None:
     records = [[sign * number, 0.0] for number in (2.0, 4.0, 6.0, 8.0) for sign in (1, -1)]
     assert grouped(records, 2, 1.0) == [0.0, 0.0]
     assert grouped([[0.0, 0.0], *records], 2, 1.0) == [-3 / 5, 0.0]
+
+
+def whole_multiples(released: Tensor, grid: float) -> bool:
+    """Whether numbers of at most some million steps of the grid are whole multiples of it."""
+    steps = released.double() / grid
+    near = steps[steps.abs() < 2**21]
+    assert len(near) > 50
+    return bool((near - near.round()).abs().max() < 0.1)
+
+
+@pytest.mark.parametrize("there", [0.0, 1.0])
+def test_the_last_bits_of_a_private_gradient_do_not_tell_whether_a_record_is_in_it(
+    there: float,
+) -> None:
+    """Sums of floating-point numbers near 0 have bits that depend on what was added."""
+    data = Data.of(torch.full((1, 1), there), torch.zeros(1, dtype=torch.long))
+    model = MLP((1,), 2, hidden=(4000,))
+    node: Node[None] = Node("c0", 1, None, model=model, data=data, key=b"k" * 32)
+    row = Spending(1, "", "c0", "DP-SGD", 1.0, 1.0, 1)
+    node.seal(Terms(1.0, 1.0, 1, 1.0, None), lambda round, step, use, earlier: row)
+    weights = model.init(0)
+    (sample,), mechanism = private_training(node, model, weights, 1, steps=1)
+    assert mechanism is not None
+
+    def loss_on(batch: Batch) -> Any:
+        return lambda value: (cross_entropy(model(value, batch.x), batch.y), {})
+
+    gradient, _, _ = mechanism.gradient(loss_on, weights, sample, autograd_gradient)
+    every = torch.cat([gradient[name].flatten() for name in sample.noise])
+    assert float(every.std()) == pytest.approx(1, rel=0.05)
+    assert whole_multiples(every, float(sample.grid))
+
+
+@pytest.mark.parametrize("there", [0.0, 1.0])
+def test_the_last_bits_of_private_sums_do_not_tell_whether_a_record_is_in_them(
+    there: float,
+) -> None:
+    rows = torch.full((1, 20_000), there)
+    sums = class_sums(rows, torch.zeros(1, dtype=torch.long), 1, 9.0, grid_of(9.0, 9.0))
+    noise = Secret(b"k" * 32).whole(torch.empty(sums.shape), BITS)
+    assert whole_multiples(noised(sums, noise, grid_of(9.0, 9.0)), grid_of(9.0, 9.0))
+
+
+def sample_of(sigma: float) -> Sampled:
+    """Of a small network, with a clip of 0.5 and 10 of 20 examples expected."""
+    model = MLP((4,), 3, hidden=(50,))
+    data = Data.of(torch.zeros(20, 4), torch.arange(20) % 3)
+    node: Node[None] = Node("c0", 1, None, model=model, data=data)
+    row = Spending(1, "", "c0", "DP-SGD", sigma, 0.5, 1)
+    node.seal(Terms(1.0, 0.5, 1, sigma, None), lambda round, step, use, earlier: row)
+    sample: Sampled = private_training(node, model, model.init(0), 10, steps=1).batches[0]
+    return sample
+
+
+def test_an_example_weighs_less_by_what_rounding_adds() -> None:
+    """Both gradients are rounded, each number by half a step: together a step's root of them."""
+    sample = sample_of(2.0)
+    numbers = sum(steps.numel() for steps in sample.noise.values())
+    share, grid = float(sample.share.double().max()), float(sample.grid)
+    assert grid == pytest.approx(2.0 * 0.5 / 10 * 2.0**-BITS)
+    assert share * 0.5 + grid * math.sqrt(numbers) == pytest.approx(0.5 / 10, rel=1e-7)
+    assert share < 1 / 10
+
+
+def test_an_example_weighs_nothing_where_rounding_alone_is_all_that_it_may_move() -> None:
+    assert float(sample_of(2.0**23).share.abs().max()) == 0  # 403 numbers: root 20.07
+    assert float(sample_of(2.0**21).share.max()) > 0

@@ -3,19 +3,27 @@
 import io
 import json
 import math
+from itertools import product
 
 import pytest
 from rich.console import Console
 
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.logbook import FolderLog, Number, Traffic, read_rows, summarise, write_summary
+from fedstill.logbook.reader import Run, Summary
 from fedstill.report import comparison
 from fedstill.report.amounts import human_bytes, human_floats
+from fedstill.report.groups import by_test_set, scores_of
+from fedstill.report.tables import compare
 
 
-def made(folder, seed, scores, *, more="", method="fedavg", lr=0.1, digest="d1", node="server"):
+def made(
+    folder, seed, scores, *, more="", method="fedavg", lr=0.1, digest="d1", node="server", losses=()
+):
     """A finished run of one round, with given accuracies by test set."""
     with FolderLog(folder) as log:
+        for target, value in dict(losses).items():
+            log.write(Number(1, "evaluate", node or target, "loss", target, value))
         for target, value in scores.items():
             log.write(Number(1, "evaluate", node or target, "accuracy", target, value))
         log.write(Traffic(1, "update", "a", "up", "weights", 1000, 4000, 1))
@@ -47,6 +55,43 @@ def test_mean_and_spread_over_seeds_are_those_of_the_sample(tmp_path):
     assert group.seeds == ("0", "1", "2")
     assert group.floats_per_round["up"].mean == 1000
     assert group.bytes_said["down"].mean == 4000
+
+
+def kept(seed, score, name="fedavg", data=(), **values):
+    """A run in memory."""
+    summary = Summary(status="finished", rounds=1, average_accuracy=score, seed=seed,
+                      label=name, data_digest="x")  # fmt: skip
+    recipe = {"method": {"name": name, "label": name, **values},
+              "data": {"name": "digits5", **dict(data)},
+              "run": {"seed": seed, "rounds": 1}}  # fmt: skip
+    return Run((), (), (), None, summary, recipe, {})
+
+
+def test_of_many_settings_that_differ_in_many_values_each_has_a_row():
+    values = product((1, 2), (1, 2), (1, 2), (1, 2), (1, 2, 3))
+    runs = [kept(0, 0.5, **dict(zip("abcde", each, strict=True))) for each in values]
+    assert len({group.name for group in compare(runs).groups}) == len(runs) == 48
+
+
+def test_runs_of_several_splits_are_paired_split_by_split():
+    places = list(product((0, 1), (0, 1, 2)))
+    one = [kept(seed, 0.5 + 0.1 * split, data={"seed": split}) for seed, split in places]
+    other = [kept(seed, 0.4 + 0.1 * split**2, "fedprox", {"seed": split}) for seed, split in places]
+    table = compare([*one, *other], against="fedavg")
+    (_, second) = table.as_dict()["sections"][0]["groups"]
+    assert second["paired"]["n"] == 6
+    assert second["paired"]["difference"] == pytest.approx(17 / 30 - 0.6)
+    assert [*table.groups[0].by_seed["average_accuracy"]][:3] == [
+        "0",
+        "0, data.seed 1",
+        "0, data.seed 2",
+    ]
+
+
+def test_test_sets_of_another_metric_have_columns_where_clients_keep_models():
+    matrix = {"models": ["a", "b"], "test_sets": ["a", "b"], "values": [[1.0, 3.0], [2.0, 5.0]]}
+    summary = {"metrics": {"loss": {"matrix": matrix}}}
+    assert by_test_set(scores_of(summary, "loss")) == {"a": 1.5, "b": 4.0}
 
 
 def test_one_seed_has_no_spread(tmp_path):
@@ -215,6 +260,14 @@ def test_clients_scored_on_their_own_data_only_show_that(tmp_path):
 def test_clients_that_share_a_test_set_have_one_column(tmp_path):
     text = comparison([made(tmp_path / "0", 0, {"a": 0.5, "b": 0.5, "c": 0.5})]).as_markdown()
     assert "| method | average |" in text
+    assert "all clients share one test set" in text
+
+
+def test_equal_accuracies_on_test_sets_of_their_own_are_not_taken_for_one(tmp_path):
+    scores, losses = {"a": 1.0, "b": 1.0}, {"a": 0.01, "b": 0.02}
+    text = comparison([made(tmp_path / "0", 0, scores, losses=losses)]).as_markdown()
+    assert "| a | b |" in text and "share one test set" not in text
+    text = comparison([made(tmp_path / "1", 0, scores, losses={"a": 0.1, "b": 0.1})]).as_markdown()
     assert "all clients share one test set" in text
 
 

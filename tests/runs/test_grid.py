@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import stat
 import tomllib
 from pathlib import Path
@@ -161,6 +162,77 @@ def test_a_grid_that_dies_at_random_writes_equals_one_that_never_died(tmp_path, 
     said = fedstill(*command, "--out", out, "--continue")
     assert said.code == 0, said.err
     assert_equal(out, tmp_path / "whole")
+
+
+def test_a_part_of_a_grid_lies_where_it_has_it_and_the_rest_is_not_forgotten(tmp_path):
+    recipe, out = several(tmp_path, FEDAVG, FEDPROX), tmp_path / "grid"
+    command = ("run", recipe, *QUICK, "--quiet", "--out", out)
+    assert fedstill(*command, "--seeds", 0, 1).code == 0
+    held = runs_in(out)
+    part = fedstill(*command, "--seeds", 0, "--only", "fedavg", "--continue")
+    assert part.code == 0 and "1 of 1 runs had finished before" in part.err
+    assert runs_in(out) == held
+    more = fedstill(*command, "--seeds", 2, "--only", "fedavg", "--continue")
+    assert more.code == 0 and runs_in(out) == sorted([*held, "fedavg/seed-2"])
+    said = fedstill("resume", out)  # of all methods with all seeds
+    assert "5 of 6 runs had finished before" in said.err and said.code == 0
+    assert runs_in(out) == sorted([*held, "fedavg/seed-2", "fedprox/seed-2"])
+
+
+def test_values_that_would_take_the_place_of_a_grid_are_refused(tmp_path):
+    recipe, out = write_recipe(tmp_path), tmp_path / "grid"
+    command = ("run", recipe, *QUICK, "--quiet", "--out", out)
+    assert fedstill(*command, "--seeds", 0, 1).code == 0
+    said = fedstill(*command, "--seeds", 0, 1, "--sweep", "method.lr=0.1,0.2", "--continue")
+    assert said.code == 2 and "leaves out seed-0, seed-1" in said.err
+
+
+def test_a_sweep_over_files_of_ones_own_goes_on_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from fedstill import FedAvg\n\nclass One(FedAvg):\n    pass\n\n"
+        "class Two(FedAvg):\n    pass\n"
+    )
+    recipe, out = write_recipe(tmp_path), tmp_path / "grid"
+    monkeypatch.chdir(tmp_path)
+    sweep = ("--sweep", "method.name=mine.py:One,mine.py:Two")
+    assert fedstill("run", recipe, *QUICK, "--quiet", "--out", out, *sweep).code == 0
+    held = runs_in(out)
+    assert len(held) == 2 and all("mine.py" in name for name in held)
+    shutil.rmtree(out / held[0])
+    monkeypatch.chdir(out)
+    assert fedstill("resume", out).code == 0
+    assert runs_in(out) == held
+
+
+def test_a_score_that_a_method_cannot_have_is_refused_before_anything_is_run(tmp_path):
+    local = {"name": "local", "lr": 0.05, "batch_size": 8}
+    recipe, out = several(tmp_path, FEDAVG, local), tmp_path / "grid"
+    command = ("run", recipe, *QUICK, "--quiet", "--out", out, "--sweep", "method.lr=0.1,0.2")
+    for score, label in (("average_accuracy", "local"), ("averaged_global_accuracy", "fedavg")):
+        said = fedstill(*command, "--select", score)
+        assert said.code == 2 and not out.exists()
+        assert f"--select {score}: {label} would have no such score" in said.err
+    assert fedstill(*command, "--select", "accuracy").code == 0
+
+
+def test_a_point_without_a_score_is_not_chosen(tmp_path, monkeypatch):
+    recipe, out = write_recipe(tmp_path), tmp_path / "grid"
+    told = grids.score_of
+    monkeypatch.setattr(
+        grids, "score_of", lambda folder, name: None if "0.2" in str(folder) else told(folder, name)
+    )
+    command = ("run", recipe, *QUICK, "--quiet", "--select", "loss", "--out", out)
+    said = fedstill(*command, "--sweep", "method.lr=0.1,0.2")
+    assert said.code == 0 and "chosen method.lr=0.1" in said.err
+
+
+def test_a_search_goes_on_where_a_trial_diverges(tmp_path):
+    pytest.importorskip("optuna")
+    recipe, out = write_recipe(tmp_path), tmp_path / "grid"
+    said = fedstill("run", recipe, *QUICK, "--search", 6, "--select", "loss", "--out", out,
+                    "--sweep", "method.lr=0.05,1e30", "--quiet")  # fmt: skip
+    assert said.code == 0, said.err
+    assert "failed: " in said.err and "chosen method.lr=0.05" in said.err
 
 
 def test_a_cell_of_other_values_is_not_gone_on_with(tmp_path):

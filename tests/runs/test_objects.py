@@ -56,6 +56,106 @@ def values(run: Any) -> list[Any]:
     return [row for row in run.metrics if row.name != "seconds"]
 
 
+def test_a_score_that_a_summary_does_not_have_is_told_which_it_has(tmp_path: Path) -> None:
+    fedstill.run(experiment(Local(), 1), execution=HERE, folder=tmp_path / "run", pictures=False)
+    here = fedstill.run(experiment(FedAvg(), 1), execution=HERE)
+    with pytest.raises(KeyError, match=r"no 'average_accuracy' .* it has .*averaged_local_acc"):
+        fedstill.read(tmp_path / "run").summary["average_accuracy"]
+    with pytest.raises(KeyError, match=r"no 'averaged_local_accuracy' .* has average_accuracy, "):
+        here.summary["averaged_local_accuracy"]
+    with pytest.raises(KeyError, match=r"no 'bytes'; it has status, rounds, .*traffic"):
+        here.summary["bytes"]
+    assert here.summary.get("bytes") is None
+    assert "bytes" not in here.summary
+
+
+def test_a_run_is_the_same_inside_a_programs_autocast() -> None:
+    """What a program has around its call does not change what comes of a seed."""
+    plain = fedstill.run(experiment(rounds=1), execution=HERE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = fedstill.run(experiment(rounds=1), execution=HERE)
+        assert torch.is_autocast_enabled("cpu")
+    assert values(inside) == values(plain)
+
+
+def test_defaults_of_torch_that_nothing_here_computes_with_are_refused() -> None:
+    ready = experiment(rounds=1)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with pytest.raises(
+            BadValue, match=r"float64.*call torch.set_default_dtype\(torch.float32\)"
+        ):
+            population()
+        with pytest.raises(BadValue, match=r"default type is torch.float64"):
+            fedstill.run(ready, execution=HERE)
+    finally:
+        torch.set_default_dtype(before)
+    with torch.device("meta"), pytest.raises(BadValue, match=r"default device is meta.*Execution"):
+        population()
+
+
+def test_a_run_inside_inference_mode_is_refused_and_a_model_answers_there() -> None:
+    ready = experiment(rounds=1)
+    with torch.inference_mode():
+        with pytest.raises(BadValue, match=r"call run outside torch\.inference_mode\(\)"):
+            fedstill.run(ready, execution=HERE)
+        with pytest.raises(BadValue, match=r"inside which torch keeps no gradients"):
+            population()
+    with torch.no_grad():
+        made = fedstill.run(ready, execution=HERE)
+    assert values(made) == values(fedstill.run(ready, execution=HERE))
+    x = torch.as_tensor(arrays()[0][:2], dtype=torch.float32)
+    with torch.inference_mode():
+        assert torch.isfinite(made.model()(x)).all()
+
+
+def test_public_data_that_clients_cannot_take_are_refused_before_a_run() -> None:
+    x, _ = arrays()
+    data = population().data
+    with pytest.raises(BadValue, match=r"what fedstill.unlabelled\(x\) gives, not a ndarray"):
+        Population(data, Net, public=x)  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match="inputs are of 2, but those of the clients are of 3"):
+        Population(data, Net, public=fedstill.unlabelled(x[:, :2]))
+    Population(data, Net, public=fedstill.unlabelled(x))
+
+
+def test_a_model_says_what_it_takes_and_where_its_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, _ = arrays(count=3)
+    made = fedstill.run(experiment(rounds=1), execution=HERE, folder="mine", pictures=False)
+    with pytest.raises(BadValue, match=r"inputs must be \[example, 3\], but are \[3\]; for one ex"):
+        made.model()(x[0])
+    with pytest.raises(BadValue, match=r"inputs must be \[example, 3\], but are \[3, 2\]$"):
+        made.model()(x[:, :2])
+    with pytest.raises(KeyError, match=r"unknown party 'client-9'; .* known: client-00"):
+        population().party("client-9")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(RunFolderError, match=r"there is no run folder mine, seen from .*other"):
+        made.model()
+
+
+def test_what_is_given_in_the_wrong_form_is_told_what_to_write() -> None:
+    made = fedstill.run(experiment(rounds=1), execution=HERE)
+    with pytest.raises(RunFolderError, match="unknown party '0'; known: client-00"):
+        made.model(0)  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match=r"as a list: fedstill.compare\(\[first, second\]\)"):
+        fedstill.compare(made, made)  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match=r"as a list: fedstill.plot\(\[first, second\], path\)"):
+        fedstill.plot(made, made)  # type: ignore[arg-type]
+    with pytest.raises(fedstill.FedstillError, match=r"not the class Iid; write Iid\(…\)"):
+        fedstill.split(*arrays(), partition=fedstill.Iid)  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match=r"must be Sequence, such as \[EightBit\(\)\]"):
+        experiment(channels=fedstill.EightBit())
+    with pytest.raises(BadValue, match="watch = True: must be a function of a Progress"):
+        fedstill.run(experiment(), watch=True)  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match="'mps': use auto, cpu, cuda"):
+        Execution(device="mps")
+
+
 def test_a_run_in_memory_can_be_asked_for_everything() -> None:
     seen: list[int] = []
     run = fedstill.run(experiment(), execution=HERE, watch=lambda p: seen.append(p.round))
@@ -482,7 +582,7 @@ def test_a_word_or_number_in_place_of_an_object_is_told_what_to_write(
 
 def test_the_examples_of_such_messages_can_be_made() -> None:
     for text in SUCH.values():
-        name, _, _ = text.partition("(")
+        name, _, _ = text.removeprefix("[").partition("(")
         assert eval(text, {name: getattr(fedstill, name)})
 
 

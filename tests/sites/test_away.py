@@ -238,7 +238,7 @@ def test_a_letter_in_too_many_layers_is_an_absence() -> None:
 
 @pytest.mark.parametrize(
     "channels",
-    [(LowRank(),), (TopK(share=0.001),), (LowRank(), LowRank())],
+    [(LowRank(),), (TopK(share=0.001),), (LowRank(), LowRank(of_change=False, feedback=False))],
     ids=["low_rank", "top_k", "low_rank twice"],
 )
 def test_a_few_bytes_that_announce_a_huge_tensor_are_refused_before_they_are_decoded(
@@ -335,6 +335,8 @@ def test_names_that_a_site_chose_do_no_harm_in_the_notes(
         (Privacy(epsilon=8.0), Spent("normal", 1.0, math.nan, 1), "at rate nan with noise 1"),
         (Privacy(epsilon=8.0), Spent("normal", 1.0, 0.5, 2**62), "4611686018427387904 releases"),
         (Privacy(epsilon=8.0), Spent("normal", 1.0, 1.0, -5), "it spent -5 releases"),
+        (Privacy(epsilon=8.0), Spent("normal", 1e160, 0.5, 10), "with noise 1e+160, which no"),
+        (Privacy(epsilon=8.0), Spent("normal", 0.05, 1 - 1e-16, 2), "at rate 1 with noise 0.05"),
     ],
 )
 def test_a_ledger_that_nobody_can_account_for_is_an_absence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,20 @@ def test_an_answer_comes_back(tmp_path: Path, size: int) -> None:
         assert door.ask(tmp_path / "door", SECRET, b"x" * size, 10) == b"x" * (2 * size)
 
 
+def test_a_door_that_is_there_can_be_knocked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = socket.socket.listen
+
+    def late(self: socket.socket, backlog: int) -> None:
+        time.sleep(0.2)
+        listen(self, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", late)
+    with opened(tmp_path / "door"):
+        assert door.ask(tmp_path / "door", SECRET, b"x", 10) == b"xx"
+
+
 def test_only_its_owner_and_the_group_of_its_folder_may_knock(tmp_path: Path) -> None:
     with opened(tmp_path / "door"):
         assert stat.S_IMODE((tmp_path / "door").stat().st_mode) == 0o660
@@ -50,6 +65,21 @@ def test_a_caller_who_does_not_know_the_secret_is_let_go(tmp_path: Path) -> None
     with opened(path):
         with pytest.raises(OSError, match=r"hung up|reset|Broken pipe"):
             door.ask(path, bytes(32), b"question", 10)
+        assert door.ask(path, SECRET, b"x", 10) == b"xx"
+
+
+def test_a_caller_who_shows_the_secret_byte_by_byte_holds_the_door_no_longer_than_a_greeting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "GREETING", 0.5)
+    path = tmp_path / "door"
+    with opened(path), socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(path))
+        began = time.monotonic()
+        with pytest.raises(OSError):  # it is hung up on
+            while time.monotonic() - began < 5:
+                slow.sendall(b"x")
+                time.sleep(0.2)
         assert door.ask(path, SECRET, b"x", 10) == b"xx"
 
 

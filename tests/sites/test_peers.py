@@ -16,9 +16,12 @@ from fedstill.federation.sampling import Sample
 from fedstill.federation.topology import Ring
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.privacy import Privacy
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import TWICE
+from fedstill.sites.journal import Journal
 from fedstill.sites.peers import Peers, Said, Standing, Twins
+from fedstill.sites.private_acts import PrivateActs
 from fedstill.sites.words import SAME_CODE
 from fedstill.testing import at_sites, small, worlds
 from fedstill.testing.at_sites import STANDING, Meeting, ThreadMesh
@@ -121,8 +124,8 @@ def test_a_peer_that_slept_through_a_round_is_not_waited_for_until_the_deadline(
     def heard() -> Any:
         return own._fetched("c1", 4, 0, time.monotonic() + 600)
 
-    other.say("standing", codec.encode(Standing(STANDING.replace(node="c1"), 5, False)))
-    assert heard() == "it slept through this round"
+    other.passed(5)
+    assert heard() == "it is further, and has no word of this round for this peer"
     other.say("4/0", b"a word", "c0")
     assert heard() == b"a word"  # said before it went on
 
@@ -276,3 +279,188 @@ def test_a_peer_that_comes_back_with_other_code_is_absent_with_both_versions() -
 def test_a_method_with_a_server_needs_a_coordinator() -> None:
     with pytest.raises(BadValue, match=r"FedAvg has a server \(broadcast, aggregate\)"):
         peer(small(METHODS["fedavg"]), worlds.pictures(), Meeting(), "c0")
+
+
+def private_peer(
+    meeting: Meeting, name: str, folder: Path, key: bytes = b"k", step: float = 600
+) -> Peers:
+    """With noise of its own key, and what it has played and heard in a folder of its own."""
+    method, world = small(METHODS["desa"]), worlds.pictures()
+    privacy = Privacy(epsilon=8, gradient_clip=0.5)
+    engine = at_sites.engine_at(method, world, name, rounds=2, privacy=privacy)
+    engine.key = (key * 32)[:32]
+    return Peers(
+        engine,
+        ThreadMesh(meeting, name),
+        STANDING.replace(node=name),
+        Patience(start=step, step=step),
+        Journal(folder / name / "journal"),
+        PrivateActs(name, engine, folder / name),
+    )
+
+
+def private_run(folder: Path, keys: bytes = b"k") -> tuple[Meeting, dict[str, bytes]]:
+    """Three private peers to the end: what they said, and what each remembers."""
+    meeting = Meeting()
+    peers = {name: private_peer(meeting, name, folder, keys) for name in worlds.pictures().clients}
+    threads = [
+        threading.Thread(target=run, args=(own, MemoryLog()), daemon=True) for own in peers.values()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+        assert not thread.is_alive()
+    return meeting, {name: codec.encode(own.memory(name)) for name, own in peers.items()}
+
+
+def test_noise_among_peers_is_made_with_their_keys(tmp_path: Path) -> None:
+    _, first = private_run(tmp_path / "first")
+    _, again = private_run(tmp_path / "again")
+    _, other = private_run(tmp_path / "other", b"x")
+    assert first == again
+    assert all(first[name] != other[name] for name in first)
+    method, world = small(METHODS["desa"]), worlds.pictures()
+    engine = at_sites.engine_at(method, world, "c0", privacy=Privacy(epsilon=8))
+    with pytest.raises(SiteError, match="needs a key that only this peer has, and a log"):
+        Peers(engine, ThreadMesh(Meeting(), "c0"), STANDING.replace(node="c0"))
+
+
+def words_of(meeting: Meeting, speaker: str) -> dict[Any, bytes]:
+    return {key: word for key, word in meeting.said.items() if key[0] == speaker and "/" in key[2]}
+
+
+def test_a_private_peer_that_comes_back_hears_what_it_heard_and_says_the_same(
+    tmp_path: Path,
+) -> None:
+    meeting, memories = private_run(tmp_path)
+    silent, log = Meeting(), MemoryLog()  # nobody says anything any more
+    back = private_peer(silent, "c0", tmp_path, step=0.1)
+    run(back, log)
+    assert codec.encode(back.memory("c0")) == memories["c0"]
+    assert words_of(silent, "c0") == words_of(meeting, "c0")
+    assert not [note for note in log.notes if note.kind == "absent"]
+    first, again = back.private, private_peer(silent, "c0", tmp_path).private
+    assert first is not None and again is not None
+    assert again._spent == first._spent  # nothing is spent twice
+
+
+def test_under_privacy_a_peer_does_not_play_an_act_again_for_something_else(tmp_path: Path) -> None:
+    meeting, _ = private_run(tmp_path)
+    for file in (tmp_path / "c0" / "journal").glob("heard-*"):
+        file.unlink()
+    silent, log = Meeting(), MemoryLog()
+    run(private_peer(silent, "c0", tmp_path, step=0.1), log)
+    own = [note for note in log.notes if note.kind == "absent" and note.node == "c0"]
+    assert own and all("under privacy an act is released once" in note.text for note in own)
+    before, now = words_of(meeting, "c0"), words_of(silent, "c0")
+    for key, word in now.items():
+        said = codec.decode(word, Said)
+        assert word == before[key] or (said.letter is None and said.absent)
+    assert any(word != before[key] for key, word in now.items())
+
+
+def test_what_was_heard_is_kept_since_the_checkpoint_before_the_last(tmp_path: Path) -> None:
+    private_run(tmp_path)
+    journal = private_peer(Meeting(), "c0", tmp_path).journal
+    assert journal is not None
+
+    def rounds() -> set[int]:
+        return {int(file.name.split("-")[1]) for file in journal.folder.glob("heard-*")}
+
+    assert rounds() == {0, 1, 2}
+    journal.saved(1)
+    assert rounds() == {0, 1, 2}
+    journal.saved(2)
+    assert rounds() == {2}
+
+
+def test_a_peer_that_comes_back_says_again_what_others_have_not_asked_for_yet(
+    tmp_path: Path,
+) -> None:
+    """It has ended its round, so it would not play it again."""
+    meeting, _ = private_run(tmp_path)
+    later = Meeting()
+    private_peer(later, "c0", tmp_path).load(tmp_path / "checkpoints", digest=None)
+    assert words_of(later, "c0") == words_of(meeting, "c0")
+
+
+class Killed(Exception):
+    """So ends a process that is killed."""
+
+
+class Dying(Journal):
+    """Of a peer that is killed in round 1, when it has spoken and heard nobody yet."""
+
+    def heard(self, round: int, number: int, listen: Any) -> Any:
+        if round == 1:
+            raise Killed
+        return super().heard(round, number, listen)
+
+
+def test_a_peer_that_was_killed_between_speaking_and_hearing_plays_that_round_though_it_is_over(
+    tmp_path: Path,
+) -> None:
+    method, world, meeting = small(METHODS["desa"]), worlds.pictures(), Meeting()
+    engine, log = worlds.played(method, world, 2, scores="own")
+    found = {n: (peer(method, world, meeting, n, rounds=2), MemoryLog()) for n in world.clients}
+    others = [threading.Thread(target=run, args=found[name], daemon=True) for name in ("c1", "c2")]
+    for thread in others:
+        thread.start()
+    found["c0"][0].journal = Dying(tmp_path)
+    with pytest.raises(Killed):
+        run(*found["c0"])
+
+    def further() -> bool:
+        said = [meeting.said.get((name, None, "standing")) for name in ("c1", "c2")]
+        return all(each and codec.decode(each, Standing).round == 2 for each in said)
+
+    with meeting.changed:  # they have heard it, and wait for its next word
+        assert meeting.changed.wait_for(further, 600)
+    found["c0"] = peer(method, world, meeting, "c0", rounds=2), MemoryLog()
+    found["c0"][0].journal = Journal(tmp_path)
+    run(*found["c0"])
+    for thread in others:
+        thread.join(600)
+    check_equal(found, engine, log)
+
+
+def test_a_peer_of_a_method_that_sends_nothing_plays_the_round_in_which_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    method, world, meeting = small(METHODS["local"]), worlds.pictures(), Meeting()
+    engine, _ = worlds.played(method, world, 2, scores="own")
+
+    def started() -> Peers:
+        own = peer(method, world, meeting, "c0", rounds=2)
+        own.journal = Journal(tmp_path / "journal")
+        return own
+
+    first = started()
+    plain = first.inner.play
+
+    def dying(step: Any, round: int, *given: Any) -> Any:
+        if round == 1:
+            raise Killed
+        return plain(step, round, *given)
+
+    first.inner.play = dying  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        run(first, MemoryLog())
+    for name in ("c1", "c2"):  # meanwhile the others have gone on
+        further = Standing(STANDING.replace(node=name), 2, False)
+        ThreadMesh(meeting, name).say("standing", codec.encode(further))
+    back, log = started(), MemoryLog()
+    run(back, log)
+    assert not [note for note in log.notes if "is over elsewhere" in note.text]
+    assert codec.encode(back.memory("c0")) == codec.encode(engine.states["c0"])
+
+
+def test_what_was_said_is_kept_as_long_as_others_ask_for_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for round in range(4):
+        journal.say(round, 0, {"c1": b"to all", "c2": b"to all", "c3": b"to one"})
+    journal.forget(2)
+    said = {(round, number): words for round, number, words in journal.said()}
+    assert [*said] == [(0, 0), (2, 0), (3, 0)]  # all may still ask for what came before the first
+    assert said[2, 0] == {"c1": b"to all", "c2": b"to all", "c3": b"to one"}

@@ -13,6 +13,7 @@ import torch
 
 from fedstill.channels import TopK
 from fedstill.channels.coded import Layer
+from fedstill.core import files
 from fedstill.core.errors import LONGEST, BadValue, SiteError, WireError, told
 from fedstill.core.method import Method, Scored, at_clients, at_server
 from fedstill.core.node import SERVER, Inbox, Node
@@ -28,7 +29,7 @@ from fedstill.methods import METHODS
 from fedstill.methods.fedavg import Down, Up
 from fedstill.privacy.accounting import Releases, epsilon_of_releases
 from fedstill.privacy.privacy import Privacy
-from fedstill.sites import words
+from fedstill.sites import release_log, words
 from fedstill.sites.exchange import Loopback
 from fedstill.sites.site import Policy, Site
 from fedstill.sites.words import Act, Acted, Examine, Hello, Over, Present, Refused
@@ -173,7 +174,7 @@ def test_a_request_for_another_run_site_step_round_or_memory_is_refused(site: Si
     assert "asked for round 9, but the recipe has 4" in refusal(site, act(round=9))
     assert "no memory ../../et" in refusal(site, act(after="../../etc/passwd"))
     assert "no memory aaaaaaaa" in refusal(site, act(after="a" * 64))
-    assert "to keep 65 memories" in refusal(site, act(keep=("a",) * 65))
+    assert "to keep 67 memories" in refusal(site, act(keep=("a",) * 67))
     assert "letter 0 is named, but 0 came" in refusal(site, act(inbox={SERVER: 0}))
     assert "letter -1 is named" in refusal(site, act(inbox={SERVER: -1}))
     assert "Present is not asked of a site" in refusal(site, Present("c0", "", None, {}))
@@ -329,7 +330,11 @@ def test_a_coordinator_that_asks_without_end_does_not_fill_the_disk(
     for number in range(100):
         site.answer(words.written(act(step="tell", channels="never", after=f"{number:064x}")))
         site.answer(words.written(Examine("trial", "c0", 1, f"{number:064x}", None)))
-    assert len((tmp_path / "asked").read_text().splitlines()) == 2 + site.most_scores
+    assert isinstance(
+        words.read(site.answer(words.written(act(step="tell", channels="never")))), Acted
+    )
+    # Acts that it has no memory for are refused, and not kept.
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1 + site.most_scores
     assert (tmp_path / "answers.csv").stat().st_size < 2500
 
 
@@ -426,6 +431,38 @@ def test_a_site_spends_no_more_than_its_budget_whatever_memories_it_is_asked_to_
     assert epsilon_of_releases(rows, 1e-5) <= 4
     one, other = (torch.cat([letter.data for letter in each.letters]) for each in heard)
     assert not torch.equal(one, other)  # the same question, and other noise
+
+
+def test_an_act_that_was_refused_before_it_was_played_may_be_asked_for_rightly(
+    tmp_path: Path,
+) -> None:
+    site = private_site(tmp_path)
+    assert "it has no memory" in refusal(site, broadcast().replace(after="a" * 64))
+    assert isinstance(words.read(site.answer(words.written(broadcast()))), Acted)
+    # Now it has been played, and is not for anything else.
+    assert "for another inbox or memory" in refusal(site, broadcast(0.1))
+
+
+def test_one_step_is_released_once_though_the_power_failed_and_its_ledger_is_lost(
+    tmp_path: Path,
+) -> None:
+    """What was asked is appended to a file; the others are written anew and renamed."""
+    private_site(tmp_path).answer(words.written(broadcast()))
+    for name in ("spent.json", "released.json", "last-answer"):
+        (tmp_path / name).unlink()
+    for number in (0, 1):  # its noise follows from the round and the step, whatever the number
+        asked = broadcast(0.1).replace(number=number)
+        assert "an act is released once" in refusal(private_site(tmp_path), asked)
+
+
+def test_the_names_of_files_are_on_the_disk_too_before_an_answer_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, synced = private_site(tmp_path), []
+    monkeypatch.setattr(files, "sync_folder", lambda folder: synced.append(Path(folder)))
+    monkeypatch.setattr(release_log, "sync_folder", files.sync_folder)
+    assert isinstance(words.read(site.answer(words.written(broadcast()))), Acted)
+    assert synced.count(tmp_path) >= 4  # what was asked, what it spent and came to, the answer
 
 
 def test_an_act_that_comes_again_after_others_is_the_very_same_release(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ pytest.importorskip("zenoh", reason="needs fedstill[sites]")
 pytest.importorskip("cryptography", reason="needs fedstill[sites]")
 
 from fedstill.core.errors import SiteError
+from fedstill.deploy.folder import host_of
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.certificates import Authority
 from fedstill.sites.credentials import Credentials
@@ -250,7 +252,7 @@ def test_questions_that_nobody_waits_for_do_not_pile_up(
     with answering(own, address, slow):
         assert calls.here.wait_for(["north"], 10) == set()
         for number in range(30):
-            assert calls._asked_once("north", b"%d" % number, 0.05) is None
+            assert calls._question("north", b"%d" % number, 0.05).answer(0.05) is None
         free.set()
         assert asked(calls, data=b"last", seconds=20) == b"ok"
     # A site that was late is in time again at once: only the newest may have been begun meanwhile.
@@ -297,6 +299,131 @@ def test_a_link_that_is_cut_for_a_while_loses_nothing(
         assert found == [b"ok hello"]
 
 
+def test_a_message_that_takes_long_to_send_arrives_and_keeps_nobody_else_waiting(
+    authority: Authority, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    own = trusting(joined(tmp_path / "coordinator", authority, COORDINATOR), authority)
+    settings = zenoh.of_coordinator(own, RUN, address, SITES)
+    settings["transport"]["link"]["tls"]["so_sndbuf"] = 1 << 16  # else the system takes it all
+    calls = Calls(zenoh.opened(settings), RUN, SITES, lost=60)
+    north, south = (trusting(joined(tmp_path / n, authority, n), authority) for n in SITES)
+    with (
+        closing(calls),
+        Proxy(address, rate=150_000) as slow,
+        answering(north, slow.address, lambda data: b"%d" % len(data)),
+        answering(south, address, lambda data: b"%d" % len(data)),
+    ):
+        assert calls.here.wait_for(SITES, 20) == set()
+        found: list[Any] = []
+        large = bytes(1_200_000)  # eight seconds, longer than zenoh waits if it is not told to
+        asking = threading.Thread(target=lambda: found.append(asked(calls, data=large, seconds=60)))
+        asking.start()
+        time.sleep(1.0)
+        assert asked(calls, "south", large, 5) == b"1200000" and found == []
+        asking.join(60)
+        assert found == [b"1200000"]
+
+
+def test_questions_to_one_who_takes_none_do_not_pile_up(
+    line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, _, _ = line
+    asking = Calls(calls.session, RUN, SITES, lost=60)
+    taken, begun = threading.Event(), []
+
+    class Untaken:
+        over = False
+
+        def answer(self, seconds: float) -> bytes | None:
+            return b"ok"
+
+    def question(site: str, data: bytes, seconds: float) -> Untaken:
+        begun.append(data)
+        taken.wait(60)
+        return Untaken()
+
+    monkeypatch.setattr(asking, "_question", question)
+    try:
+        for number in range(4):
+            said = asked(asking, data=b"%d" % number, seconds=0.2)
+            assert isinstance(said, Silence) and said.reason.startswith("no answer within 0.2 s")
+        assert said.reason.endswith(": what came before is not sent yet")
+        assert begun == [b"0"]
+        south: list[Any] = []
+        other = threading.Thread(target=lambda: south.append(asked(asking, "south", b"x", 20)))
+        other.start()
+    finally:
+        taken.set()
+    other.join(20)
+    assert south == [b"ok"] and asked(asking, data=b"then", seconds=20) == b"ok"
+    assert begun == [b"0", b"x", b"then"]
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from fedstill.sites import zenoh
+from fedstill.sites.credentials import Credentials
+from fedstill.sites.exchange import Stopped
+own, stopped = Credentials(Path(sys.argv[1]), zenoh.COORDINATOR), []
+settings = zenoh.of_coordinator(own, sys.argv[3], sys.argv[2], ["north"])
+settings["transport"]["link"]["tls"]["so_sndbuf"] = 1 << 16
+session = zenoh.opened(settings)
+calls = zenoh.Calls(session, sys.argv[3], ["north"], lost=60, stopped=lambda: bool(stopped))
+calls.here.wait_for(["north"], 60)
+stopped.append(True)
+try:
+    calls.ask({"north": bytes(3_000_000)}, 600)
+except Stopped:
+    calls.close()
+    print("stopped", flush=True)
+"""
+
+
+def test_a_coordinator_that_is_stopped_while_it_sends_does_not_wait_for_that(
+    authority: Authority, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    own = trusting(joined(tmp_path / "coordinator", authority, COORDINATOR), authority)
+    north = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    arguments = [sys.executable, "-c", STOPPED, str(own.folder), address, RUN]
+    with (
+        Proxy(address, rate=20_000) as slow,  # 150 seconds
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, env=dict(os.environ)) as process,
+    ):
+        try:
+            assert wait_until(lambda: listens(address), 60)
+            with answering(north, slow.address):
+                assert process.stdout is not None and process.stdout.read() == b"stopped\n"
+                assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def listens(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_who_takes_nothing_is_waited_for_no_longer_than_the_deadline(
+    line: Any, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, _, _ = line
+    free = threading.Event()
+    monkeypatch.setattr(calls, "_question", lambda site, data, seconds: free.wait(30))
+    try:
+        began = time.monotonic()
+        assert asked(calls, "south", seconds=0.5) == Silence("no answer within 0.5 s")
+        assert time.monotonic() - began < 10
+    finally:
+        free.set()
+
+
 def test_one_who_has_been_away_for_long_is_not_waited_for_again(
     line: Any, authority: Authority, tmp_path: Path
 ) -> None:
@@ -312,6 +439,24 @@ def test_one_who_has_been_away_for_long_is_not_waited_for_again(
     with answering(own, address):
         assert patient.here.wait_for(["north"], 10) == set()
         assert asked(patient, seconds=20) == b"ok hello"
+
+
+def test_sites_reach_a_coordinator_at_an_address_of_ipv6(
+    authority: Authority, tmp_path: Path
+) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+            address = f"[::1]:{probe.getsockname()[1]}"
+    except OSError as error:
+        pytest.skip(f"needs IPv6: {error}")
+    hosts = [host_of(address)]
+    own = trusting(joined(tmp_path / "c", authority, COORDINATOR, hosts=hosts), authority)
+    assert certificates.faults(own, "::1") == certificates.faults(own, "0::1") == []
+    calls = Calls(zenoh.opened(zenoh.of_coordinator(own, RUN, address, SITES)), RUN, SITES, lost=5)
+    site = trusting(joined(tmp_path / "north", authority, "north"), authority)
+    with closing(calls), answering(site, address):
+        assert calls.here.wait_for(["north"], 20) == set()
+        assert asked(calls) == b"ok hello"
 
 
 def test_a_port_in_use_is_said_as_such(line: Any) -> None:

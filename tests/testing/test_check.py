@@ -20,7 +20,6 @@ from fedstill.core import (
     Method,
     Model,
     Node,
-    State,
     Step,
     Weights,
     algebra,
@@ -313,10 +312,9 @@ class Listing(Method):
         return torch.zeros(len(x), worlds.CLASSES)
 
 
-class Odd(State):
+class Odd(Global):
     """Says a number and keeps a text."""
 
-    weights: Weights
     number: int
 
 

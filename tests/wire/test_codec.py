@@ -71,6 +71,11 @@ class Counted(Message):
     counts: Tensor
 
 
+class Both(Message):
+    base: Message
+    weights: Tensor
+
+
 class Kept(State):
     base: State
     number: int
@@ -497,6 +502,22 @@ def test_tensors_are_read_where_the_safetensors_library_would_read_them(
         }
 
 
+@pytest.mark.parametrize(
+    ("about", "reason"),
+    [
+        ("3", "Up: expected a table in the metadata, came 3"),
+        ('{"record": "Up", "fields": {}}', "Up: expected metadata"),
+        (
+            '{"format": 2, "record": "Up", "fields": {"weights": 3, "examples": 7}}',
+            "Up.weights: expected Weights, came 3",
+        ),
+    ],
+)
+def test_metadata_that_does_not_hold_the_record_is_refused(about: str, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        codec.decode(file_of({"__metadata__": {"fedstill": about}}), Up)
+
+
 def test_a_declared_terabyte_takes_neither_memory_nor_time() -> None:
     data = file_of(up(a=entry(shape=[2**38], offsets=[0, 2**40])), bytes(8))
     roomy = codec.Limits(bytes=2**50)
@@ -568,6 +589,45 @@ def test_a_record_that_breaks_its_hints_is_not_sent(record: Up, reason: str) -> 
         codec.encode(record)
 
 
+class Several(Message):
+    pair: Pair
+    pairs: tuple[Pair, ...]
+    only: tuple[int]
+
+
+PAIR = Pair(torch.zeros(2), 1)
+
+
+def test_a_tuple_of_one_item_is_not_one_of_many() -> None:
+    several = Several(PAIR, (), (3,))
+    assert_same(codec.decode(codec.encode(several), Several), several)
+    with pytest.raises(WireError, match=r"Several.only: expected tuple\[int\], came 2 items"):
+        codec.encode(Several(PAIR, (), (3, 4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ((None, (), (1,)), "Several.pair: expected Pair, came None"),
+        ((Up({}, 1), (), (1,)), "Several.pair: expected Pair, came Up"),
+        ((PAIR, [PAIR], (1,)), r"Several.pairs: expected tuple\[Pair, ...\], came \[Pair"),
+        ((PAIR, (None,), (1,)), "Several.pairs.0: expected Pair, came None"),
+        ((PAIR, (), (None,)), "Several.only.0: expected int, came None"),
+    ],
+)
+def test_nothing_and_things_of_another_kind_are_not_sent_in_place_of_a_record(
+    values: Any, reason: str
+) -> None:
+    with pytest.raises(WireError, match=reason):
+        codec.encode(Several(*values))
+
+
+@pytest.mark.parametrize("came", [3, "tensor", {"0": 1}, None])
+def test_what_came_in_place_of_a_tuple_is_refused(came: Any) -> None:
+    with pytest.raises(WireError, match=r"Several.only: expected tuple\[int\], came "):
+        codec._Reader("Several", {}, []).value(tuple[int], came, "only", 1)
+
+
 def counted() -> Counted:
     up = Up({"head.weight": torch.arange(6.0).reshape(2, 3)}, 7)
     return Counted(up, torch.tensor([3, 4]))
@@ -633,14 +693,27 @@ def test_a_field_of_any_kind_is_described_by_the_fields_of_what_it_may_hold() ->
         "weights": "Weights", "examples": "int", "counts": "Tensor",
     }  # fmt: skip
     assert list(codec.describe(Counted, [Up])) == list(counted().floats())
+    # A field that both have is told with the name of the one that holds it.
+    assert codec.describe(Both, [Up]) == {
+        "base.weights": "Weights", "examples": "int", "weights": "Tensor",
+    }  # fmt: skip
+    both = Both(counted().base, torch.zeros(1))
+    assert list(codec.describe(Both, [Up])) == list(both.floats())
 
 
 def test_a_hint_the_wire_does_not_know_is_named() -> None:
     class Odd(Message):
         things: list[int]
 
+    class Numbered(Message):
+        things: dict[int, int]
+
     with pytest.raises(WireError, match=r"Odd.things is hinted list\[int\], which cannot be sent"):
         codec.encode(Odd([1]))
+    with pytest.raises(
+        WireError, match=r"Numbered.things is hinted dict\[int, int\], which cannot"
+    ):
+        codec.encode(Numbered({1: 1}))
 
 
 def test_a_tuple_of_fixed_length_keeps_its_length() -> None:

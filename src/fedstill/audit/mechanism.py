@@ -118,13 +118,14 @@ def class_sum_trials(sigma: float, number: int, seed: int) -> tuple[Scores, Insi
     known, first = releasing(Data.of(others, labels)), releasing(data)
     played(known.summed())
     played(first.summed())
-    moved = (first.sums - known.sums)[0, held[0]]
+    exact = known.sums * known.grids
+    moved = (first.sums * first.grids - exact)[0, held[0]]
     direction = moved / moved.norm()
     scores: list[Tensor] = []
     for round in range(1, 1 + ceil(number / (RELEASES * CLASSES))):
         again = copy(first)  # the same sums, with the noise of another round
         again.secret = node_of(model, data, round, seed, terms_of(sigma)).secret(SUMS)
-        scores.append(((again.noisy - known.sums) @ direction / CLIP).flatten())
+        scores.append(((again.noisy - exact) @ direction / CLIP).flatten())
     found = torch.cat(scores).numpy()
     return found, np.tile(inside.numpy(), len(found) // CLASSES)
 

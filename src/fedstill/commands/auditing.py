@@ -69,7 +69,7 @@ def membership(
         int, typer.Option(metavar="N", help="Shadows that run together as one federation.", min=1)
     ] = 16,
     delta: Annotated[
-        float, typer.Option(metavar="DELTA", help="Delta of the lower bound of epsilon.")
+        float, typer.Option(metavar="NUMBER", help="Delta of the lower bound of epsilon.")
     ] = 1e-5,
     control_epochs: Annotated[
         int,
@@ -138,10 +138,10 @@ def mechanism(
     epsilon: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="EPSILON", help="A budget to audit at; may be repeated.  [default: 1, 4 and 10]"
+            metavar="NUMBER", help="A budget to audit at; may be repeated.  [default: 1, 4 and 10]"
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(metavar="DELTA", help="Delta of the budgets.")] = 1e-5,
+    delta: Annotated[float, typer.Option(metavar="NUMBER", help="Delta of the budgets.")] = 1e-5,
     trials: Annotated[
         int,
         typer.Option(
@@ -185,7 +185,7 @@ def canaries(
         ),
     ] = None,
     delta: Annotated[
-        float, typer.Option(metavar="DELTA", help="Delta of the lower bound of epsilon.")
+        float, typer.Option(metavar="NUMBER", help="Delta of the lower bound of epsilon.")
     ] = 1e-5,
     only: Only = None,
     out: Out = None,

@@ -76,16 +76,19 @@ def data(
 
 
 def _is_a_set(recipe: Path) -> bool:
-    """Whether no file but a data set has this name."""
-    from fedstill.core.errors import DataError
+    """Whether no file but a data set has this name; refuse what is neither."""
+    from fedstill.core.errors import DataError, RecipeError
     from fedstill.data import entry_named
 
     if recipe.exists():
         return False
     try:
         entry_named(str(recipe))
-    except DataError:
-        return False
+    except DataError as error:
+        if recipe.suffix == ".toml":
+            return False
+        neither = f"no recipe at {recipe}; give the path of a .toml file, or a data set: {error}"
+        raise RecipeError(neither) from error
     return True
 
 

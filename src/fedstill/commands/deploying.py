@@ -125,6 +125,9 @@ def _addresses(pairs: list[str], address: str) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
         raise BadValue([f"--peer {pair}: write it as NAME=HOST:PORT" for pair in wrong])
+    named = [pair.split("=", 1)[0] for pair in pairs]
+    if twice := sorted({name for name in named if named.count(name) > 1}):
+        raise BadValue([f"--peer {name} is given more than once" for name in twice])
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -177,7 +180,9 @@ def flower(
     folder: Out,
     port: Annotated[
         int,
-        typer.Option(metavar="PORT", help="Port of the SuperLink, on this machine only.", min=1),
+        typer.Option(
+            metavar="N", help="Port of the SuperLink, on this machine only.", min=1, max=65535
+        ),
     ] = 8000,
 ) -> None:
     """Write the files to run a deployment over Flower: app, keys, commands, nginx filter."""

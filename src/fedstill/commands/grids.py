@@ -58,24 +58,30 @@ class Tally:
 
 def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
     """Play a grid from its beginning, or what is left of it; then test what was chosen."""
+    from fedstill.logbook.reader import GRID_FILE
+    from fedstill.runs import folder as folders
     from fedstill.runs import grid as grids
 
     out = going.out
-    cells = grids.first_cells(grid, out)
+    with folders.writing(out):
+        begun = continuing and (out / GRID_FILE).exists()
+    cells = grids.first_cells(grid, out, like=grids.read_grid(out) if begun else None)
     known = cells or grids.possible_cells(grid, out)
     if grid.select:
         grids.check_score(grid.select, [cell.recipe for cell in known])
+    whole: tuple[Grid, Sequence[Cell]] | None = (grid, cells)
     if continuing:
+        whole = grids.whole_of(grid, cells, out)
         grids.check_same_grid(cells, out)
     else:
         grids.check_free(cells, out)
         _check_no_grid(grid, out)
     with _stoppable(cells, going):
         _check_fit(_waiting(known, going), continuing=continuing)
-    if len(cells) > 1 or grid.select:
-        grids.write_grid(grid, cells, out)
+    if whole is not None and (len(whole[1]) > 1 or grid.select):
+        grids.write_grid(*whole, out)
     if grid.search:
-        cells = grids.search(grid, out, lambda some: refuse_failed(play_all(some, going)))
+        cells = grids.search(grid, out, lambda some: _tried(some, going))
     else:
         tally = play_all(cells, going)
         if not grid.select:
@@ -89,6 +95,19 @@ def run_grid(grid: Grid, going: Going, *, continuing: bool) -> None:
             return
     if grid.select:
         _test_chosen(grid, cells, going)
+
+
+def _tried(cells: Sequence[Cell], going: Going) -> None:
+    """Play a point of a search; one that fails is not chosen, and the search goes on."""
+    from fedstill.core.errors import FedstillError
+    from fedstill.runs.folder import Occupied
+
+    try:
+        play_all(cells, going)
+    except FedstillError as error:
+        if isinstance(error, Occupied) or not any(cell.begun for cell in cells):  # wrong for all
+            raise
+        typer.echo(f"fedstill: {cells[0].folder} failed: {error}", err=True)
 
 
 def _test_chosen(grid: Grid, cells: Sequence[Cell], going: Going) -> None:

@@ -210,6 +210,13 @@ def print_data(rows: Sequence[Row], data_dir: Path | None) -> None:
     console().print(table(far))
 
 
+SCORED = {
+    "server": "the server's model, as average_accuracy",
+    "clients": "clients' own models, as averaged_local_accuracy, averaged_global_accuracy and "
+    "inter_accuracy",
+}
+
+
 def print_method(found: Mapping[str, Any], form: Form) -> None:
     """A method for a reader: paper, plan, messages, memories, values."""
     example = found["example"]
@@ -232,6 +239,9 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
     print_rows(_remembered(found), form)
     ways = [f"{count:,} {way}" for way, count in found["floats_per_round"].items() if count]
     print(f"floats per round, each message counted once: {', '.join(ways) or 'none'}")
+    print(broken(f"scored: {SCORED[found['scored']]}"))
+    if found["sends_examples"]:
+        print("sends_examples: training examples are shown to others")
     print("\noptions")
     print_rows(option_rows(found["options"]), form)
     for name, changed in found["presets"].items():

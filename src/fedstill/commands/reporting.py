@@ -47,7 +47,7 @@ def view(
         int,
         typer.Option(metavar="N", help="Port to listen on; 0 takes a free one.", min=0, max=65535),
     ] = 0,
-    seconds: Annotated[
+    limit: Annotated[
         float | None,
         typer.Option(
             "--for", metavar="SECONDS", help="Stop after this time.  [default: with Ctrl-C]"
@@ -66,4 +66,4 @@ def view(
             raise RunFolderError(f"there is no folder {folder}; give one in which runs are or come")
     made = live.server(live.Watched(folders, title), port)
     typer.echo(f"http://{live.LOOPBACK}:{made.server_address[1]}/  (Ctrl-C ends)")
-    live.serve(made, seconds)
+    live.serve(made, limit)

@@ -113,10 +113,14 @@ def resume(
 
     A run can be given more rounds: fedstill resume DIR run.rounds=20
     """
+    from fedstill.core.errors import RunFolderError
+    from fedstill.deploy.place import way_on
     from fedstill.logbook.reader import GRID_FILE
     from fedstill.runs import grid as of_runs
     from fedstill.runs import recipes as runs
 
+    if way := way_on(folder):
+        raise RunFolderError(f"{folder}: the data of this run are not here; {way}")
     changes = [*(overrides or []), *data_dir_change(data_dir)]
     if (folder / GRID_FILE).exists():
         going = grids.Going(
@@ -149,10 +153,11 @@ def export(
     ] = None,
 ) -> None:
     """Write a model of a run as files that plain PyTorch loads."""
+    from fedstill.deploy.place import networks_in
     from fedstill.runs import export as exports
     from fedstill.runs.folder import safe
 
-    exported = exports.of_folder(folder, node, round)
+    exported = exports.of_folder(folder, node, round, apart=networks_in(folder))
     for path in exports.write(exported, out or folder / "export" / safe(exported.node)):
         print(path)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstill.core.data import Batch, Data
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, Weights
@@ -59,6 +59,8 @@ def clouds(
 
     Examples are normalised as `normalised` says, where it is not known by the data themselves.
     """
+    if len(data) < 2:
+        raise BadValue(f"shift compares clients, of which there is one: {', '.join(data)}")
     size = min(most, *(len(own) for own in data.values()))
     found = []
     for name, own in data.items():

@@ -41,7 +41,7 @@ def init(
     alpha: Annotated[
         float | None,
         typer.Option(
-            metavar="ALPHA", help="Split by a Dirichlet distribution; small is very uneven."
+            metavar="NUMBER", help="Split by a Dirichlet distribution; small is very uneven."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="A network.")] = None,

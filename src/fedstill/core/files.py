@@ -47,8 +47,14 @@ def write_whole(path: Path | str, data: bytes | str, *, by_several: bool = False
         file.write(data.encode() if isinstance(data, str) else data)
 
 
+def write_lasting(path: Path | str, data: bytes | str) -> None:
+    """Write a file; when this returns, no failure of the power takes it back."""
+    write_whole(path, data)
+    sync_folder(Path(path).parent)
+
+
 def write_secret(path: Path | str, data: bytes) -> None:
-    """Write a new file that nobody else may read, whole or not at all; none is replaced."""
+    """Write a new file that nobody else may read, whole and lasting; none is replaced."""
     path = Path(path)
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -56,6 +62,7 @@ def write_secret(path: Path | str, data: bytes) -> None:
     draft.unlink(missing_ok=True)
     with _drafted(draft, path, _for_its_owner) as file:
         file.write(data)
+    sync_folder(path.parent)
 
 
 def _for_its_owner(path: str, flags: int) -> int:

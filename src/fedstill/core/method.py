@@ -19,7 +19,6 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from torch import Tensor
@@ -170,7 +169,7 @@ class _Acted:
 @lru_cache(maxsize=256)
 def _hints_of(act: Acting) -> Mapping[str, Any]:
     """The types of an act's arguments and of what it returns, resolved."""
-    return get_type_hints(act, include_extras=True)
+    return ranges.resolved(act)
 
 
 @lru_cache(maxsize=256)
@@ -449,6 +448,22 @@ def check_protocol(method: Method) -> None:
                     f"{later.title} reads {later.reads.__name__}, "
                     f"but the step before it, {earlier.name}, sends {sent}"
                 )
+    for place in Place:
+        _check_memories(method, place)
+
+
+def _check_memories(method: Method, place: Place) -> None:
+    """The steps of a place hint one memory, or kinds that it is: by that a checkpoint is read."""
+    whole = memory_of(method, place) or State
+    steps = [step for step in steps_of(method) if step.place is place and step.remembers]
+    owner = next((step for step in steps if step.remembers is whole), None)
+    for step in steps:
+        if owner is not None and not issubclass(whole, step.remembers or State):
+            one, other = whole.__name__, (step.remembers or State).__name__
+            raise ProtocolError(
+                f"{owner.title} remembers {one}, {step.title} {other}: a party has one memory; "
+                f"let the kind that holds more inherit from the other, e.g. class {other}({one})"
+            )
 
 
 def _check_signature(step: Step) -> None:
@@ -461,6 +476,8 @@ def _check_signature(step: Step) -> None:
             f"{step.title} must be written (self, node: Node[...], inbox: Inbox[...]) -> Message, "
             "with every hint: hints are the wire format"
         )
+    for kind in filter(None, step.hinted):
+        ranges.hints(kind)  # what a record holds is known before a run, too
     sent = step._hints["return"]
     if step.sends is None and sent is not NoneType and sent is not None:
         raise ProtocolError(f"{step.title} returns {sent!r}, which is not a Message or None")

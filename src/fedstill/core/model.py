@@ -160,6 +160,11 @@ class Network:
         return True
 
     @property
+    def stackable_at_rest(self) -> bool:
+        """Whether it also asks several as one where none is trained."""
+        return self.stackable
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers in training, as dropout does (see `drawing`)."""
         return False
@@ -358,6 +363,13 @@ class Model(Network):
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The output of every block, first to last."""
         raise TypeError(f"{type(self).__name__} must define stages()")
+
+    def halved(self, weights: Weights) -> Weights:
+        """Those weights that a pass in half precision begins by halving, halved; if any.
+
+        A network at rest may be handed them in place of its own for many such passes.
+        """
+        return {}
 
     def coarse_stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """As `stages`, for a pass without gradient that may be rounded (see `core.precision`)."""

@@ -23,6 +23,7 @@ from fedstill.core.work import Work
 
 SERVER: NodeId = "server"
 NOTHING = Data()
+COUNT_BITS = 40  # of the noise of counts before it is rounded
 COUNTS = "class counts"  # the mechanism that tells how many examples of each class there are
 PINNED = 2**24  # numbers of noise at most that the host keeps where a GPU reads by itself
 
@@ -239,5 +240,7 @@ class Node(Generic[S]):
             row = self._grant(self.round, self._step, Use(COUNTS, sigma=noise), self.spent)
             if row.releases:  # told in an earlier step already: the very same noise again
                 self.spent.append(row)
-        noisy = exact + noise * self.secret(COUNTS, once=True).normal(torch.empty(exact.shape))
-        return noisy.round().clamp(min=0).long()
+        drawn = self.secret(COUNTS, once=True).whole(torch.empty(exact.shape), COUNT_BITS)
+        # A whole number is added to a whole number: no last bit tells what the noise was added to.
+        rounded = (drawn.double() * (noise * 2.0**-COUNT_BITS)).round().long()
+        return (exact + rounded).clamp(min=0)

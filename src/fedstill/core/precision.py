@@ -11,17 +11,66 @@ says that rounding does no harm: as many bits, half the memory. Evaluation is no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from fedstill.core.errors import BadValue
 
 Precision = Literal["single", "tf32", "half", "half_throughout"]
 HALVES = ("half", "half_throughout")
 
 _now: Precision = "tf32"
 _of_examples = False  # whether half precision was asked for and gradients are of single examples
+
+
+def other_defaults() -> list[str]:
+    """What a program has told torch that nothing here computes with; a line each."""
+    wrong = []
+    if (kind := torch.get_default_dtype()) is not torch.float32:
+        wrong.append(
+            f"torch's default type is {kind}, but runs compute in single precision; call "
+            "torch.set_default_dtype(torch.float32)"
+        )
+    if (device := torch.get_default_device()).type != "cpu":
+        wrong.append(
+            f"torch's default device is {device}, but data and draws begin on the host; call "
+            "torch.set_default_device(None), and name the device to Execution(device=…)"
+        )
+    if torch.is_inference_mode_enabled():
+        wrong.append(
+            "torch.inference_mode() is on, inside which torch keeps no gradients and nothing is "
+            "trained; call run outside torch.inference_mode()"
+        )
+    try:
+        _asked_of_torch()
+    except BadValue as error:
+        wrong += error.faults
+    return wrong
+
+
+def _asked_of_torch() -> tuple[str, bool]:
+    """What a program has asked of matrix products and of convolutions."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError as error:  # torch's newer switches say what its older ones cannot
+        raise BadValue(
+            "torch's fp32_precision was set for single operations, which a run could not give "
+            'back; call torch.set_float32_matmul_precision("highest") and set '
+            "torch.backends.cudnn.allow_tf32 = True, then say Execution(precision=…) to the run"
+        ) from error
+
+
+@contextmanager
+def as_written(kind: str) -> Iterator[None]:
+    """Without the autocast that a program may have around its call, on a kind of device."""
+    with ExitStack() as inside:
+        for each in {"cpu", kind}:
+            if torch.is_autocast_enabled(each):
+                inside.enter_context(torch.autocast(each, enabled=False))
+        yield
 
 
 def use(precision: Precision) -> None:
@@ -36,12 +85,14 @@ def use(precision: Precision) -> None:
 def using(precision: Precision) -> Iterator[None]:
     """Compute like this inside, in the whole process; afterwards as before."""
     global _now
-    before = _now, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    before, (products, convolutions) = _now, _asked_of_torch()
+    torch.set_float32_matmul_precision("highest")  # else products on a CPU may be rounded too
     use(precision)
     try:
         yield
     finally:
-        _now, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        _now, torch.backends.cudnn.allow_tf32 = before, convolutions
+        torch.set_float32_matmul_precision(products)
 
 
 @contextmanager
@@ -51,12 +102,16 @@ def of_examples() -> Iterator[None]:
     All else that would be made in half precision is made in `tf32`.
     """
     global _of_examples
-    before, _of_examples = _of_examples, half_asked_for()
+    precision, before = _now, _of_examples
+    _of_examples = half_asked_for()
+    if _of_examples:
+        use("tf32")
     try:
-        with using("tf32") if half_asked_for() else nullcontext():
-            yield
+        yield
     finally:
         _of_examples = before
+        if precision in HALVES:
+            use(precision)
 
 
 def half_asked_for() -> bool:

@@ -9,7 +9,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedstill.core.errors import unknown
+from fedstill.core.errors import ProtocolError, unknown
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,20 @@ def hints(kind: type) -> Mapping[str, Any]:
 
 @cache
 def _resolved(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    return resolved(kind)
+
+
+def resolved(owner: Any) -> dict[str, Any]:
+    """The hints of a class or a function as the objects that they name."""
+    try:
+        return get_type_hints(owner, include_extras=True)
+    except NameError as error:
+        raise ProtocolError(
+            f"{owner.__qualname__}: a hint names {error.name!r}, which is not found at the top of "
+            f"{owner.__module__}; hints are read while a program runs, so let what they name be "
+            "imported or defined at the top of the file, not inside a function nor under "
+            "TYPE_CHECKING; or leave out `from __future__ import annotations`"
+        ) from error
 
 
 def fault(name: str, value: Any, hint: Any) -> str | None:

@@ -13,12 +13,11 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from torch import Tensor
 
-from fedstill.core import trees
+from fedstill.core import ranges, trees
 
 NodeId = str
 Direction = Literal["up", "down", "peer"]  # to the server, from the server, between clients
@@ -119,7 +118,7 @@ OPEN_KINDS: tuple[type[Record], ...] = (Record, Message, State)
 
 def record_hints(kind: type[Record]) -> dict[str, Any]:
     """The field types of a record, resolved."""
-    return get_type_hints(kind, include_extras=True)
+    return ranges.resolved(kind)
 
 
 def open_fields(kind: type[Record]) -> frozenset[str]:

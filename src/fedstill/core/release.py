@@ -3,6 +3,9 @@
 Two mechanisms stand on the one sentence that a record moves a sum of clipped rows by at most the
 clip: sums over classes of what a network makes of records, and the gradient of a step over a
 Poisson sample. Both take their noise as an argument, drawn beforehand.
+
+What is released is a whole multiple of a grid, and so is the noise: the last bits of a sum of
+floating-point numbers would tell what was added to the noise (Mironov, CCS 2012).
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from fedstill.core.mechanism import Gradient, LossOn, Scored, per_example
 from fedstill.core.records import NodeId, Weights
 
 SUMS = "class sums"  # the mechanism that looks at all records of a class
+BITS = 26  # of noise: its deviation is 2**BITS steps of the grid
+SHORTER = 1 - 2.0**-30  # more than rounding adds to the length of a row
 
 
 class Use(NamedTuple):
@@ -82,14 +87,30 @@ def clipped(rows: Tensor, clip: float | Tensor) -> Tensor:
     return wide * factor
 
 
-def class_sums(rows: Tensor, place: Tensor, places: int, clip: float | Tensor) -> Tensor:
-    """[place, number], the sums of clipped rows by their places, before noise.
+def grid_of(deviation: float, clip: float) -> float:
+    """The step of the grid for noise of a deviation; audits ask for none, of deviation 0."""
+    return (deviation or clip * 2.0**-14) * 2.0**-BITS
 
-    A record stands in one place, so without it all sums together move by at most `clip`. A place
-    of -1 counts nowhere. The sums are in double precision and their order is fixed.
+
+def noised(steps: Tensor, noise: Tensor, grid: float | Tensor) -> Tensor:
+    """What is released of a sum and its noise, both whole numbers of steps of the grid.
+
+    Whole numbers are added exactly in double precision; all that follows is post-processing.
+    """
+    return (steps.double() + noise) * grid
+
+
+def class_sums(
+    rows: Tensor, place: Tensor, places: int, clip: float | Tensor, grid: float | Tensor
+) -> Tensor:
+    """[place, number], the sums of clipped rows by their places, in whole steps of the grid.
+
+    A record stands in one place, so without it all sums together move by at most `clip`: rows are
+    rounded towards zero, which makes none longer, and sums of whole numbers have no rounding and no
+    order. A place of -1 counts nowhere.
     """
     where = place.unsqueeze(0) == torch.arange(places, device=place.device).unsqueeze(1)
-    return where.double() @ clipped(rows, clip)
+    return where.double() @ (clipped(rows, clip) * (SHORTER / grid)).trunc()
 
 
 class Sampled(NamedTuple):
@@ -101,7 +122,8 @@ class Sampled(NamedTuple):
 
     examples: Any  # a tree of [place, ...]; where no example was drawn, any
     share: Tensor  # [place], one over the expected number where an example was drawn, else 0
-    noise: Weights  # of the shape of what is optimised, deviation sigma · clip / expected number
+    noise: Weights  # of the shape of what is optimised, in whole steps of the grid
+    grid: Tensor  # scalar, such that the noise has the deviation sigma · clip / expected number
     beside: Any = ()  # what a step sees besides, which holds no record
 
 
@@ -122,7 +144,8 @@ class ClippedGradient:
         self, loss_on: LossOn, value: Any, batch: Sampled, gradient: Gradient
     ) -> tuple[Any, Tensor, Any]:
         """The noisy mean of clipped gradients; zero in place of a loss; no statistics."""
-        total = [*trees.tensors(batch.noise)]
+        noise = trees.tensors(batch.noise)
+        total = [torch.zeros_like(one, dtype=batch.share.dtype) for one in noise]
 
         def loss_of(examples: Any) -> Scored:
             joined = self.joined
@@ -137,10 +160,14 @@ class ClippedGradient:
                 with products, asides.kept(weights) as lying:
                     grads, _ = per_example(loss_of, value, examples)
                 told = zip(trees.tensors(grads), lying, strict=True)
-                share = batch.share[begin:end].to(total[0])
+                share = batch.share[begin:end]
                 sums = clipped_sums([asides.taken(*one) for one in told], self.clip, share)
                 total = [before + more for before, more in zip(total, sums, strict=True)]
-        return trees.with_tensors(value, total), batch.share.new_zeros(()), {}
+        released = [
+            noised((sums.double() / batch.grid).round(), own, batch.grid).to(sums)
+            for sums, own in zip(total, noise, strict=True)
+        ]
+        return trees.with_tensors(value, released), batch.share.new_zeros(()), {}
 
 
 def clipped_sums(leaves: Sequence[Taken], clip: float, share: Tensor) -> list[Tensor]:

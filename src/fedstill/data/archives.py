@@ -9,6 +9,7 @@ vectors, `train_features` and `test_features` (floats [N, F]).
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -30,6 +31,9 @@ FORM = (
 )
 
 Arrays = dict[str, NDArray[np.generic]]
+
+# NumPy reads headers with `ast`, which fails in two threads at once before Python 3.11.8.
+_one_at_a_time = threading.Lock()
 
 
 def read_part(path: Path, part: str, extra: Iterable[str] = ()) -> tuple[Examples, Arrays]:
@@ -67,9 +71,10 @@ def read_arrays(path: Path, wanted: set[str]) -> Arrays:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
-        present = check_headers(path, wanted)
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in present}
+        with _one_at_a_time:
+            present = check_headers(path, wanted)
+            with np.load(path, allow_pickle=False) as archive:
+                return {key: archive[key] for key in present}
     except DataError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError) as fault:
@@ -79,10 +84,18 @@ def read_arrays(path: Path, wanted: set[str]) -> Arrays:
         ) from fault
 
 
+def names_in(path: Path) -> list[str]:
+    """The names of a file's arrays."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a whole .npz file") from error
+
+
 def _held(path: Path) -> str:
     """The names of a file's arrays, those of many cut short."""
-    with zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
+    names = names_in(path)
     return ", ".join(names[:8]) + (", …" if names[8:] else "") if names else "nothing"
 
 

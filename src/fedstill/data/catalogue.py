@@ -19,7 +19,15 @@ from fedstill.data.folders import Reading, own_data
 from fedstill.data.partitioned import divided
 from fedstill.data.partitions import Partition
 from fedstill.data.public import PREFIX, PUBLIC_SETS, PublicSet, public_set
-from fedstill.data.sites import Collection, LabelledSet, Statistics, held_out, normalised_by, pooled
+from fedstill.data.sites import (
+    Collection,
+    LabelledSet,
+    Statistics,
+    held_out,
+    normalised_by,
+    plain,
+    pooled,
+)
 
 Loader = Callable[..., LabelledSet | Collection]
 """Takes `data_dir`, `size` and `channels`, as far as it wants, and its options, all by keyword."""
@@ -90,7 +98,9 @@ def _own(
     clients = {} if clients is None else clients
     if not isinstance(clients, Mapping):
         raise DataError(f"clients must be a table of names and paths, but is {clients!r}")
-    given = {key: tuple(options[key]) for key in ("class_names", "mean", "std") if key in options}
+    given: dict[str, Any] = {key: plain(options[key]) for key in ("mean", "std") if key in options}
+    if "class_names" in options:
+        given["class_names"] = tuple(map(str, options["class_names"]))
     places = {str(client): Path(data_dir or ".") / path for client, path in clients.items()}
     return own_data(places, reading, **given)
 

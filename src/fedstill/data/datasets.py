@@ -276,11 +276,13 @@ def _domain_numbers(path: Path, part: str, extra: Arrays, length: int) -> Number
     return numbers
 
 
-def shaped(examples: Examples, size: int | None, channels: int | None) -> Examples:
+def shaped(
+    examples: Examples, size: int | None, channels: int | None, where: str = "the set"
+) -> Examples:
     """The examples resized and with grey repeated, where that is asked for."""
     if size is None and channels is None:
         return examples
-    images = images_of("the set", examples)
+    images = images_of(where, examples)
     images = images if size is None else resized(images, size)
     images = images if channels is None else with_channels(images, channels)
     return Examples(images, examples.labels)

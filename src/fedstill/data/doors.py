@@ -73,7 +73,7 @@ def split(
     names, notes = reading.classes([train, *([tests] if tests else [])], class_names)
     examples, own = _with_test("the set", train, tests, names, test_share)
     mean, std = _normalisation(normalise, examples.inputs)
-    told = (*dict.fromkeys(reading.notes), *notes)
+    told = (*dict.fromkeys(reading.notes), *notes, *_untaught([examples], [own], names))
     whole = LabelledSet(name, examples, own, names, mean, std, told)
     return divided(whole, partition, seed)
 
@@ -134,7 +134,8 @@ def clients(
         mean, std = _normalisation(normalise, examples.inputs)
         rows = np.arange(len(examples), dtype=np.int64)
         sites.append(Site(client, examples, rows, mine, mean, std))
-    return Collection(name, tuple(sites), names, (*dict.fromkeys(reading.notes), *notes))
+    untaught = _untaught([s.pool for s in sites], [s.test for s in sites], names)
+    return Collection(name, tuple(sites), names, (*dict.fromkeys(reading.notes), *notes, *untaught))
 
 
 def unlabelled(
@@ -222,7 +223,25 @@ def _parted(name: str, source: Any) -> tuple[Any, Any]:
         raise DataError(
             f"{name} must be (x, y) or (x, y, x_test, y_test), but has {len(source)} parts"
         )
+    halves = source if isinstance(source, tuple) else ()
+    pairs = [half for half in halves if isinstance(half, tuple) and len(half) == 2]
+    if len(pairs) == 2 and all(np.ndim(part) for pair in pairs for part in pair):
+        raise DataError(
+            f"{name} is two pairs; write (x, y, x_test, y_test), or {{'train': …, 'test': …}}"
+        )
     return source, None
+
+
+def _untaught(
+    trains: Sequence[Examples], tests: Sequence[Examples], names: Sequence[str]
+) -> tuple[str, ...]:
+    """A note on classes that tests ask for and no training example has."""
+    taught, asked = (
+        {int(label) for part in parts for label in np.unique(part.labels)}
+        for parts in (trains, tests)
+    )
+    alone = ", ".join(names[label] for label in sorted(asked - taught))
+    return (f"in tests alone, without a training example: class {alone}",) if alone else ()
 
 
 def _with_test(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.core.errors import DataError
-from fedstill.data.archives import read_arrays, read_part, words
+from fedstill.data.archives import names_in, read_part, words
 from fedstill.data.datasets import shaped
 from fedstill.data.images import (
     as_bytes,
@@ -37,6 +37,9 @@ LAYOUTS = (
 )
 
 
+TEST_ARRAYS = {"test_labels", "test_images", "test_images_webp", "test_features"}
+
+
 @dataclass(frozen=True)
 class Reading:
     """How images are read and split."""
@@ -49,6 +52,12 @@ class Reading:
     white: int = 65535  # what becomes 255 in pictures of sixteen bits
 
     def __post_init__(self) -> None:
+        for name, value in (("test_share", self.test_share), ("split_seed", self.seed)):
+            whole = name == "split_seed"
+            number = isinstance(value, int if whole else (int, float)) and value is not True
+            if not (number and (value >= 0 if whole else 0 < value < 1)):
+                wanted = "a whole number from 0 on" if whole else "a number between 0 and 1"
+                raise DataError(f"{name} must be {wanted}, but is {value!r}")
         if self.on_broken not in ("stop", "skip"):
             raise DataError(f"on_broken must be stop or skip, but is {self.on_broken!r}")
         if isinstance(self.white, bool) or not isinstance(self.white, int) or self.white < 1:
@@ -221,7 +230,7 @@ def from_archive(path: Path, reading: Reading) -> Labelled:
     """A client's `.npz` file, with or without test arrays and class names."""
     train, extra = read_part(path, "train", ("class_names",))
     test = None
-    if read_arrays(path, {"test_labels"}):
+    if TEST_ARRAYS & {*names_in(path)}:
         test = read_part(path, "test")[0]
     parts = [part for part in (train, test) if part is not None]
     present = int(max(part.labels.max(initial=-1) for part in parts)) + 1
@@ -231,7 +240,7 @@ def from_archive(path: Path, reading: Reading) -> Labelled:
         names = tuple(str(number) for number in range(present))
     if present > len(names):
         raise DataError(f"{path}: labels must lie in 0..{len(names) - 1}, but {present - 1} came")
-    formed = [shaped(part, reading.size, reading.channels) for part in parts]
+    formed = [shaped(part, reading.size, reading.channels, str(path)) for part in parts]
     return Labelled(names, formed[0], formed[1] if test is not None else None)
 
 

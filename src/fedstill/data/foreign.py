@@ -85,7 +85,7 @@ def _column(
 def from_items(name: str, items: Any, columns: Columns) -> Given:
     """A map-style data set of torch, whose items are pairs (x, y) or tables."""
     tensors = getattr(items, "tensors", None)  # of a TensorDataset: at once
-    if isinstance(tensors, tuple) and len(tensors) == 2:
+    if _reads_plainly(items) and isinstance(tensors, tuple) and len(tensors) == 2:
         return Given(of_tensor(tensors[0]), of_tensor(tensors[1]))
     if not len(items):
         raise DataError(f"{name} is empty; at least one example is needed")
@@ -95,6 +95,13 @@ def from_items(name: str, items: Any, columns: Columns) -> Given:
     names = getattr(items, "classes", None)
     known = names if isinstance(names, (list, tuple)) and y.dtype.kind in "ui" else None
     return Given(x, y, tuple(map(str, known)) if known else None, place)
+
+
+def _reads_plainly(items: Any) -> bool:
+    """Whether these are a TensorDataset of torch whose items nobody changes as they are read."""
+    read = getattr(type(items), "__getitem__", None)
+    named = f"{getattr(read, '__module__', '')}.{getattr(read, '__qualname__', '')}"
+    return named == "torch.utils.data.dataset.TensorDataset.__getitem__"
 
 
 def _pair(name: str, place: int, item: Any, columns: Columns) -> tuple[Any, Any]:
@@ -115,12 +122,16 @@ def pictures(name: str, items: Sequence[Any]) -> tuple[Array, Channels | None]:
     """Items as one array, and where its channels are if the items tell: pictures and tensors."""
     if items and all(_is_picture(item) for item in items):
         colour = any(item.mode not in GREY for item in items)
-        return stacked(name, [_pixels(name, item, colour) for item in items]), "first"
+        read = [_pixels(name, item, colour) for item in items]
+        if any(item.mode in DEEP for item in items):  # all in 0..1
+            read = [x / np.float32(255) if x.dtype == np.uint8 else x for x in read]
+        return stacked(name, read), "first"
     found = as_array(name, list(items))
     return found, "first" if items and is_tensor(items[0]) and found.ndim == 4 else None
 
 
-GREY = ("1", "L", "I;16", "I", "F")
+DEEP = ("I;16", "I", "F")
+GREY = ("1", "L", *DEEP)
 
 
 def _is_picture(item: Any) -> bool:
@@ -129,7 +140,7 @@ def _is_picture(item: Any) -> bool:
 
 def _pixels(name: str, picture: Any, colour: bool) -> Array:
     """A picture of Pillow as [channel, height, width]; those deeper than bytes in 0..1."""
-    if picture.mode in ("I;16", "I", "F"):
+    if picture.mode in DEEP:
         if colour:
             raise DataError(f"{name} has colour pictures and grey ones of 16 bits; convert them")
         deep = np.asarray(picture, np.float32)[None]

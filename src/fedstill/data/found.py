@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from fedstill.core.errors import DataError
+from fedstill.data.archives import names_in
 from fedstill.data.folders import LAYOUTS, SUFFIXES
 from fedstill.data.optional import optional
 
@@ -33,7 +34,10 @@ def found_at(place: Path) -> Found:
     else:
         inside = sorted(place.iterdir()) if place.is_dir() else []
         folder = place
-        clients = {p.stem if p.is_file() else p.name: p.name for p in inside if _is_client(p)}
+        paths = [path for path in inside if _is_client(path)]
+        stems = Counter(path.stem if path.is_file() else path.name for path in paths)
+        plain = {path: path.is_file() and stems[path.stem] == 1 for path in paths}
+        clients = {path.stem if plain[path] else path.name: path.name for path in paths}
     if not clients:
         raise DataError(f"there is no client at {place}; for each there must be {LAYOUTS}")
     paths = [folder / name for name in clients.values()]
@@ -57,11 +61,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _has_features(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as file:
-            return "train_features.npy" in file.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a whole .npz file") from error
+    return "train_features" in names_in(path)
 
 
 def _size(folders: list[Path]) -> int | None:

@@ -34,7 +34,7 @@ def partitioned(
 
 def _split_by(image_set: LabelledSet, partition: Partition) -> Rows:
     """What the partition reads: labels, or domains."""
-    if not partition.by_domain:
+    if not getattr(partition, "by_domain", False):
         return image_set.train.labels
     if image_set.domains is None:
         raise DataError(
@@ -50,7 +50,8 @@ def _named(
     """Every client's rows by its name."""
     if isinstance(split, Mapping):
         return split
-    if partition.by_domain and image_set.domains is not None and image_set.domain_names:
+    by_domain = getattr(partition, "by_domain", False)
+    if by_domain and image_set.domains is not None and image_set.domain_names:
         names = [image_set.domain_names[domain] for domain in np.unique(image_set.domains)]
         return dict(zip(names, split, strict=True))
     if "{i}" not in client_name:
@@ -82,6 +83,11 @@ def divided(
         return Collection(whole.name, (site,), whole.class_names, whole.notes)
     if isinstance(partition, Mapping):
         partition = described(partition)
+    if isinstance(partition, type):
+        raise DataError(
+            f"partition must be an object, not the class {partition.__name__}; write "
+            f"{partition.__name__}(…)"
+        )
     if isinstance(partition, str) or not callable(getattr(partition, "split", None)):
         raise DataError(
             f"partition must be a partition such as Dirichlet(10, 0.5), but is {partition!r}; "

@@ -254,6 +254,8 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
     For choosing settings: what is chosen on test sets cannot be reported on them. Each client sets
     aside `share` of every class. Clients that share one test set share what all of them set aside.
     """
+    if not 0 < share < 1:
+        raise DataError(f"hold_out must lie between 0 and 1, but is {share!r}")
     split = [
         stratified_split(site.labels, test_share=share, seed=seed) for site in collection.sites
     ]
@@ -272,8 +274,16 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
         for site, (rows, _) in zip(collection.sites, split, strict=True)
     )
     count = sum(map(len, tests.values()))
-    note = f"scored on {count} training examples held out, not on the test set"
-    return replace(collection, sites=sites, notes=(*collection.notes, note), held_out=count)
+    if not count:
+        raise DataError(
+            f"hold_out = {share:g} sets nothing aside, since no client has two examples of a class "
+            "or enough of them; hold out more"
+        )
+    notes = [f"scored on {count} training examples held out, not on the test set"]
+    if unscored := [site.name for site in sites if not len(site.test)]:
+        shown = ", ".join(unscored[:5]) + (", …" if unscored[5:] else "")
+        notes.append(f"nothing could be held out of {shown}: no score is theirs")
+    return replace(collection, sites=sites, notes=(*collection.notes, *notes), held_out=count)
 
 
 def normalised_by(collection: Collection, mean: Statistics, std: Statistics) -> Collection:
@@ -326,8 +336,8 @@ def described_inputs(inputs: Inputs) -> bytes:
 
 
 def plain(values: Statistics | None) -> Statistics | None:
-    """A mean or std as plain floats, whatever numbers it came as."""
-    return None if values is None else tuple(map(float, values))
+    """A mean or std as plain floats, whatever numbers it came as; one is for all channels."""
+    return None if values is None else tuple(map(float, np.ravel(values)))
 
 
 def _check_same_shape(name: str, train: Examples, test: Examples) -> None:

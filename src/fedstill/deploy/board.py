@@ -118,5 +118,6 @@ def read_board(folder: Path) -> Mapping[str, Any]:
 
 def ask_to_stop(folder: Path) -> None:
     """Leave word that the run is to stop."""
-    read_board(folder)
+    if read_board(folder)["ended"]:
+        raise SiteError(f"the run in {folder} has ended; there is nothing to stop")
     (folder / STOP).touch()

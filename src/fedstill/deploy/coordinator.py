@@ -20,7 +20,7 @@ from fedstill.runs import folder as run_folders
 from fedstill.runs.digest import of_recipe
 from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import certificates, zenoh
-from fedstill.sites.away import Away, Patience
+from fedstill.sites.away import Away, Patience, spent_before
 from fedstill.sites.exchange import Connection, Stopped
 from fedstill.sites.words import Present
 from fedstill.sites.zenoh import COORDINATOR, Calls
@@ -43,14 +43,15 @@ def start(out: Path, say: Say, data_dir: str | None = None, connect: Connect | N
         raise SiteError("this deployment has no coordinator; start each peer: fedstill peer start")
     patience = folders.read_patience(own)
     if connect is None:
-        _check_certificate(own, deployment, deployment.address.rsplit(":", 1)[0])
+        _check_certificate(own, deployment, folders.host_of(deployment.address))
     run_folder = own / RUN
     if (run_folder / "summary.json").exists():
         say(f"this run is finished: {run_folder}")
         return run_folder
     with folders.writing(own):
         run_folder.mkdir(mode=0o700, exist_ok=True)  # what sites sent is for its user alone
-    board = Board(deployment.run, run_folder, {name: Row() for name in deployment.sites})
+    rows = {name: Row() for name in deployment.sites}
+    board = Board(deployment.run, run_folder, rows, rounds=recipe.run.rounds)
     with ExitStack() as held:
         held.enter_context(run_folders.alone(run_folder))
         place = held.enter_context(placed(recipe, SERVER, own, data_dir=data_dir))
@@ -98,11 +99,14 @@ def played(
         watch=watch,
         cache=place.cache,
         agreed=Agreed(place.agreed, away),
+        privacy=place.privacy,
+        notes=place.notes,
     )
     whole = _needs_all(board.folder)
     here = [name for name in deployment.sites if whole or name in calls.here.names()]
     for name, present in engines[0].hello(here).items():
         say(f"  {name}: {_told(present)}")
+        session.spent = [*session.spent, *spent_before(name, present, place.privacy)]
     if run_folders.description_in(board.folder) is not None:
         say("going on from the last checkpoint")
         session.resume(changed=False)

@@ -9,6 +9,7 @@ A site puts its own `site.toml`, its key and its certificate beside what it was 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 import secrets
 import shutil
@@ -27,7 +28,6 @@ from fedstill.core.records import NodeId
 from fedstill.deploy.place import (
     agreed_digest,
     check,
-    check_for_peers,
     check_private,
     names_of,
     networks,
@@ -44,10 +44,14 @@ from fedstill.runs.folder import safe
 from fedstill.sites import certificates
 from fedstill.sites.away import Patience
 from fedstill.sites.credentials import Credentials
+from fedstill.sites.peers import check_no_server
 from fedstill.sites.site import Policy
 from fedstill.sites.zenoh import COORDINATOR
 
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # a name, or an address of either kind
+OPTIONS = {  # by which each kind of patience is given
+    "start": "--start-deadline", "step": "--deadline", "gone": "--gone", "least": "--least",
+}  # fmt: skip
 AGREEMENT, OWN_TABLE, RECIPE = "deployment.toml", "site.toml", "recipe.toml"
 
 
@@ -96,12 +100,16 @@ def make(
     patience: Patience | None = None,
 ) -> Deployment:  # fmt: skip
     """A new deployment: a folder for the coordinator, and an invitation for each site."""
+    patience = patience or Patience()
+    if wrong := ranges.faults(patience):
+        lines = [f"patience.{line} ({OPTIONS[line.split()[0]]})" for line in wrong]
+        raise BadValue(lines)
     check(recipe)
     names = names_of(recipe)
     _check_names(names)
     _check_address(address, addresses or {}, names)
     if not address:
-        check_for_peers(recipe)
+        check_no_server(recipe.method)
     if out.exists() and any(out.iterdir()):
         raise SiteError(f"{out} holds other things; a deployment needs a folder of its own")
     models, _ = networks(recipe)  # refuses networks that nobody could build
@@ -111,7 +119,7 @@ def make(
     digest = agreed_digest(recipe, public)
     run = f"{safe(recipe.run.name)}-{secrets.token_hex(4)}"
     with writing(out):
-        return _made(out, recipe, run, digest, address, addresses or {}, patience or Patience())
+        return _made(out, recipe, run, digest, address, addresses or {}, patience)
 
 
 def _made(
@@ -125,7 +133,7 @@ def _made(
         run, digest, tuple(names), COORDINATOR, address, dict(addresses),
         certificates.digest(own / "ca.crt"),
     )  # fmt: skip
-    host = address.rsplit(":", 1)[0] if address else ""
+    host = host_of(address)
     asked = certificates.request(own, COORDINATOR)
     pem = certificates.signed(authority, asked.read_bytes(), COORDINATOR, [host] if host else [])
     write_whole(own / f"{COORDINATOR}.pem", pem)
@@ -155,7 +163,7 @@ def sign(out: Path, file: Path, days: int = 365) -> Path:
             f"{name} is not a site of this deployment; known: {', '.join(deployment.sites)}"
         )
     address = deployment.addresses.get(name, "")
-    hosts = [address.rsplit(":", 1)[0]] if address else []
+    hosts = [host_of(address)] if address else []
     try:
         asked = file.read_bytes()
     except OSError as error:
@@ -301,12 +309,33 @@ def _check_names(names: Sequence[NodeId]) -> None:
         )
 
 
+def host_of(address: str) -> str:
+    """The name or number in an address; one of IPv6 is written in brackets, but is none."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    if not (HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536):
+        return False
+    try:
+        return not host.startswith("[") or bool(ipaddress.IPv6Address(host_of(text)))
+    except ValueError:
+        return False
+
+
 def _check_address(address: str, addresses: Mapping[NodeId, str], names: Sequence[NodeId]) -> None:
     strangers = [name for name in addresses if name not in names]
     lines = [f"--peer {name}: no such site; known: {', '.join(names)}" for name in strangers]
     for text in [*([address] if address else []), *addresses.values()]:
-        host, colon, port = text.rpartition(":")
-        if not (HOST.fullmatch(host) and colon and port.isdecimal() and 0 < int(port) < 65536):
-            lines.append(f"{text!r} is no address; write it as HOST:PORT, e.g. fl.example.org:7447")
+        if not _is_address(text):
+            lines.append(
+                f"{text!r} is no address; write it as HOST:PORT, e.g. fl.example.org:7447 or "
+                "[2001:db8::1]:7447"
+            )
+    places = [*addresses.values()]
+    for text in sorted({text for text in places if places.count(text) > 1}):
+        both = " and ".join(name for name in addresses if addresses[name] == text)
+        lines.append(f"{both} cannot both listen at {text}; give each peer an address of its own")
     if lines:
         raise BadValue(lines)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fedstill.core.errors import SiteError
+from fedstill.core.records import NodeId
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment
 from fedstill.deploy.meanwhile import meanwhile
-from fedstill.deploy.place import Place, check_for_peers
+from fedstill.deploy.place import Place
 from fedstill.deploy.site import RUN, Invited, at_work, checked, credentials_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress
@@ -21,11 +22,16 @@ from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import zenoh
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import TWICE
-from fedstill.sites.peers import Peers
+from fedstill.sites.journal import Journal
+from fedstill.sites.peers import Peers, Standing, check_no_server
+from fedstill.sites.private_acts import PrivateActs
+from fedstill.sites.release_log import DISTILLED, ReleaseLog
 from fedstill.sites.zenoh import ZenohMesh
 
 Say = Callable[[str], None]
+JOURNAL = "journal"  # the folder of what was said and heard, in that of the run
 LOOK = 2.0  # seconds between two looks at whether anybody is there twice
+PARTING = 2.0  # seconds that a peer which refuses another stays, for all to hear what it runs
 NOTICE = 60.0  # seconds in which one that is there for the second time ends, as it is told to
 
 
@@ -36,7 +42,7 @@ def start(folder: Path, say: Say) -> Path:
     deployment = invited.deployment
     if deployment.address:
         raise SiteError("this deployment has a coordinator; start it with `fedstill site start`")
-    check_for_peers(invited.recipe)
+    check_no_server(invited.recipe.method)
     if wrong:
         raise SiteError("\n".join(wrong))
     run_folder = folder / RUN
@@ -66,7 +72,11 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
     engines: list[Peers] = []
 
     def among_peers(own: InProcess) -> Peers:
-        engines.append(Peers(own, mesh, place.standing(deployment.run), patience))
+        own.key, standing = place.key, place.standing(deployment.run)
+        private = PrivateActs(place.me, own, folder) if own.experiment.privacy else None
+        if place.spent:
+            ReleaseLog(place.me, own, folder).spend(DISTILLED, place.spent)
+        engines.append(Peers(own, mesh, standing, patience, Journal(folder / JOURNAL), private))
         return engines[0]
 
     def watch(progress: Progress) -> None:
@@ -87,6 +97,9 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
         watch=watch,
         cache=place.cache,
         agreed=Agreed(place.agreed, among_peers),
+        privacy=place.privacy,
+        spent=place.spent,
+        notes=place.notes,
     )
     begun = run_folders.description_in(folder) is not None
     with _among(engines[0], deployment, patience, begun, say):
@@ -127,7 +140,11 @@ def _among(
 
 def _find(peers: Peers, mesh: ZenohMesh, patience: Patience, begun: bool) -> None:
     seconds = 5.0 if begun else patience.start
-    missing = mesh.present.wait_for(peers.others, seconds)
+    until = time.monotonic() + seconds
+    while missing := mesh.present.wait_for(peers.others, min(0.5, until - time.monotonic())):
+        if time.monotonic() >= until:
+            break
+        _compare(peers, peers.standings())
     if missing and not begun:
         raise SiteError(
             f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
@@ -152,7 +169,7 @@ def _check_single(peers: Peers) -> None:
 
 
 def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
-    """Refuse to play with peers that agreed to something else or run other code.
+    """Hear from the others what they agreed to and which code they run.
 
     At the beginning everybody must say it, and be there once; who comes back hears those who answer
     soon.
@@ -162,8 +179,7 @@ def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
         if not begun:
             _check_single(peers)
         said = peers.standings(left)
-        for peer, standing in said.items():
-            peers.check_standing(peer, standing)
+        _compare(peers, said)
         silent = [peer for peer in peers.others if peer not in said]
         if begun:
             return
@@ -173,6 +189,16 @@ def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
             f"{', '.join(silent)}: connected, but did not say within {seconds:g} s which recipe "
             "and which code it runs; look at what it prints, then start again"
         )
+
+
+def _compare(peers: Peers, said: Mapping[NodeId, Standing]) -> None:
+    """Refuse to play with peers that agreed to something else or run other code."""
+    try:
+        for peer, standing in said.items():
+            peers.check_standing(peer, standing)
+    except SiteError:
+        time.sleep(PARTING)
+        raise
 
 
 def _ended(peers: Peers) -> bool:

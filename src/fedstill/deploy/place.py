@@ -4,45 +4,63 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedstill.channels import CHANNEL_NAMES
 from fedstill.core import source
 from fedstill.core.data import Data
-from fedstill.core.errors import RecipeError, SiteError
+from fedstill.core.errors import RecipeError, RunFolderError
+from fedstill.core.files import write_whole
 from fedstill.core.model import Model
 from fedstill.core.names import Names, installed_alone
-from fedstill.core.records import NodeId
+from fedstill.core.node import SERVER
+from fedstill.core.records import NodeId, Record
+from fedstill.core.release import Spending
 from fedstill.data import Collection, Unlabelled
 from fedstill.data.catalogue import SET_NAMES
 from fedstill.engines.execution import Execution
+from fedstill.engines.ranks.letters import spent_of
+from fedstill.engines.ranks.protocol import Spent
 from fedstill.federation.budget import calibrated, planned
 from fedstill.federation.cache import FolderCache
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party, Population, public_on
 from fedstill.federation.private import computed_normalisation
+from fedstill.logbook.reader import read_rows
 from fedstill.methods import METHOD_NAMES
+from fedstill.methods.virtual import Virtual
 from fedstill.metrics.named import METRIC_NAMES
 from fedstill.models import MODEL_NAMES
-from fedstill.privacy.privacy import Plan
+from fedstill.privacy.privacy import Plan, Privacy
 from fedstill.recipe.build import execution_of, experiment_of, load_data, load_public
 from fedstill.recipe.check import faults_of
 from fedstill.recipe.tables import Recipe, Table
 from fedstill.runs.digest import decisive
+from fedstill.runs.recipes import recipe_of
 from fedstill.runs.virtual import virtual_sets
-from fedstill.sites.peers import check_no_server
+from fedstill.sites.away import Away
+from fedstill.sites.peers import Peers
 from fedstill.sites.people import OnePlace
-from fedstill.sites.words import Hello
+from fedstill.sites.words import MOST_KEPT, Hello
 from fedstill.wire import codec
 
 CACHE = "cache"  # of virtual data, below a party's folder
 OWN = "own"  # the data set of which every client brings a part
+
+
+class VirtualSet(Record):
+    """What a private site has distilled from its data, and what that spent; made once."""
+
+    inputs: Tensor
+    labels: Tensor
+    spent: tuple[Spent, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +75,17 @@ class Place:
     agreed: str
     collection: Collection | None
     key: bytes | None = field(default=None, repr=False)  # of this party's noise
+    privacy: Privacy | None = None  # what is promised, also where virtual data have spent it all
+    spent: Sequence[Spending] = ()  # on virtual data, by this party
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader of the run must know."""
+        virtual = distilled_first(self.recipe)
+        if virtual is None:
+            return ()
+        images = f"{virtual.per_class} images per class"
+        return (f"trained on virtual data, {images}, which each site distils for itself",)
 
     def standing(self, run: str) -> Hello:
         """What this party has agreed on, and what it runs."""
@@ -72,6 +101,8 @@ def faults(recipe: Recipe) -> list[str]:
             f"data.name = {data.name!r}: every site brings its own data, so write data.name = "
             '"own" and a table data.options.clients with the names of the sites'
         ]
+    if not data.options["clients"]:
+        lines.append("data.options.clients names no site; write NAME = PATH for each")
     if data.partition is not None:
         lines.append("data.partition: data that stay at their sites cannot be split; leave it out")
     wanted = {
@@ -84,11 +115,6 @@ def faults(recipe: Recipe) -> list[str]:
         for key, value in wanted.items()
         if not value
     ]
-    if recipe.privacy is not None and data.virtual is not None and not recipe.method.distils:
-        lines.append(
-            "data.virtual: at sites virtual data are made without noise, so they cannot stand "
-            "beside a table [privacy]; leave one of them out"
-        )
     options = {"mean", "std"} <= data.options.keys()
     if recipe.privacy is not None and data.mean is None and not options:
         lines.append(
@@ -100,6 +126,11 @@ def faults(recipe: Recipe) -> list[str]:
         lines.append("federation.clock: sites take the time that they take; leave it out")
     if recipe.run.scores == "cross":
         lines.append('run.scores = "cross": nobody has another\'s tests; use "own" or "auto"')
+    if recipe.run.keep_checkpoints > MOST_KEPT:
+        lines.append(
+            f"run.keep_checkpoints = {recipe.run.keep_checkpoints}: sites keep the memories of "
+            f"{MOST_KEPT} checkpoints at most"
+        )
     with installed_alone():
         lines += faults_of(recipe.as_tables())
     return lines
@@ -109,19 +140,6 @@ def check(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be played between parties that keep their data."""
     if lines := faults(recipe):
         raise RecipeError(lines)
-
-
-def check_for_peers(recipe: Recipe) -> None:
-    """Refuse what cannot be played without a coordinator.
-
-    With privacy, a round that is played again would show its noise.
-    """
-    check_no_server(recipe.method)
-    if recipe.privacy is not None:
-        raise SiteError(
-            "privacy: peers that come back play their last round again with what they hear then, "
-            "which would show their noise; use a deployment with a coordinator"
-        )
 
 
 def check_private(recipe: Recipe, public: Unlabelled | None) -> None:
@@ -134,8 +152,16 @@ def check_private(recipe: Recipe, public: Unlabelled | None) -> None:
     here = {me: Party(blank, blank, own)}
     seen = OnePlace(models, server, parties=here, public=public_on(public, "cpu"))
     execution = execution_of(replace(recipe, run=replace(recipe.run, device="cpu")))
+    experiment = experiment_of(recipe, seen)
+    if (virtual := distilled_first(recipe)) is not None:
+        experiment = replace(experiment, method=virtual, rounds=0)
     with execution.applied({server, *models.values()}):
-        planned(experiment_of(recipe, seen), execution)
+        planned(experiment, execution)
+
+
+def distilled_first(recipe: Recipe) -> Virtual | None:
+    """How sites distil their data before the run, unless the method itself does so."""
+    return None if recipe.method.distils else recipe.data.virtual
 
 
 def names_of(recipe: Recipe) -> list[NodeId]:
@@ -211,6 +237,29 @@ def networks(recipe: Recipe) -> tuple[dict[NodeId, Model], Model]:
     return models, recipe.models.common.model(shape, classes)
 
 
+def way_on(folder: Path) -> str | None:
+    """How a run goes on whose data are at their parties; None of any other."""
+    if not all((folder / name).exists() for name in ("recipe.toml", "notes.csv")):
+        return None
+    notes = read_rows(folder).notes
+    chosen = {note.text.partition(",")[0] for note in notes if note.kind == "engine"}
+    if not {Away.name, Peers.name} & chosen:
+        return None
+    start = "deploy start" if Away.name in chosen else "peer start"
+    return f"it goes on as it was begun, e.g. by `fedstill {start}`"
+
+
+def networks_in(folder: Path) -> dict[NodeId, Model] | None:
+    """The networks of a run folder whose data are at their parties; None of any other."""
+    way = way_on(folder)
+    if way is None:
+        return None
+    if not (folder / "summary.json").exists():
+        raise RunFolderError(f"{folder} has not ended; {way}")
+    models, server = networks(recipe_of(folder))
+    return {SERVER: server, **models}
+
+
 def own_data(recipe: Recipe, me: NodeId, path: str) -> Collection:
     """The data of one site, in the classes and the shape that the recipe says."""
     options = {**recipe.data.options, "clients": {me: path}}
@@ -237,8 +286,13 @@ def placed(
     data_dir: str | None = None,
     device: str | None = None,
     key: bytes | None = None,
+    kept: Path | None = None,
 ) -> Iterator[Place]:
-    """What a recipe describes, at one party, while the process is set as it needs it."""
+    """What a recipe describes, at one party, while the process is set as it needs it.
+
+    A private party distils virtual data once, into the file `kept`; without one it only finds out
+    whether it could.
+    """
     check(recipe)
     public = public_data(recipe, data_dir)
     digest = agreed_digest(recipe, public)
@@ -253,34 +307,51 @@ def placed(
         raise RecipeError(wrong)
     with execution.applied({server, *models.values()}):
         here: dict[NodeId, Party] = {}
+        spent: Sequence[Spending] = ()
         if collection is not None:
             alone = Population(collection, models[me], public=public)
-            here = {me: _party(recipe, alone, me, execution, cache)}
+            here[me], spent = _party(recipe, alone, me, execution, cache, key, kept)
         seen = OnePlace(models, server, parties=here, public=public_on(public, "cpu"))
-        experiment = _with_own_noise(experiment_of(recipe, seen), execution, key)
-        yield Place(recipe, me, experiment, execution, cache, digest, collection, key)
+        experiment, privacy = experiment_of(recipe, seen), recipe.privacy
+        if distilled_first(recipe) is not None:  # what follows costs no privacy
+            experiment = replace(experiment, privacy=None)
+        experiment = calibrated(experiment, execution, key)
+        if privacy is not None:
+            privacy = _of_own_keys(experiment.privacy or privacy)
+        if experiment.privacy is not None:
+            experiment = replace(experiment, privacy=privacy)
+        yield Place(
+            recipe, me, experiment, execution, cache, digest, collection, key, privacy, spent
+        )
 
 
-def _with_own_noise(experiment: Experiment, execution: Execution, key: bytes | None) -> Experiment:
-    """The experiment with the noise that this party's own data need for the recipe's budget.
-
-    A coordinator has no data and makes no noise.
-    """
-    ready = calibrated(experiment, execution, key)
-    if ready.privacy is None:
-        return ready
-    plan = replace(ready.privacy.plan or Plan({}, {}), secret=True)
-    return replace(ready, privacy=replace(ready.privacy, plan=plan))
+def _of_own_keys(privacy: Privacy) -> Privacy:
+    """What is promised where each party's noise is of its own key; a coordinator makes none."""
+    return replace(privacy, plan=replace(privacy.plan or Plan({}, {}), secret=True))
 
 
 def _party(
-    recipe: Recipe, alone: Population, me: NodeId, execution: Execution, cache: FolderCache
-) -> Party:
-    """A site's data and tests; with virtual data the set that it distils for itself first."""
-    party = alone.party(me)
-    virtual = recipe.data.virtual
-    if virtual is None or recipe.method.distils:
-        return party
-    only = Experiment(virtual, alone, rounds=0, seed=recipe.run.seed)
-    made, _ = virtual_sets(only, virtual, execution, cache)
-    return Party(made[me], party.test, party.model)
+    recipe: Recipe, alone: Population, me: NodeId, execution: Execution, cache: FolderCache,
+    key: bytes | None, kept: Path | None,
+) -> tuple[Party, Sequence[Spending]]:  # fmt: skip
+    """A site's data and tests; with virtual data the set that it distils for itself first, and
+    what that spends.
+    """
+    party, virtual = alone.party(me), distilled_first(recipe)
+    if virtual is None:
+        return party, ()
+    only = Experiment(virtual, alone, rounds=0, seed=recipe.run.seed, privacy=recipe.privacy)
+    if recipe.privacy is None:
+        made, _ = virtual_sets(only, virtual, execution, cache)
+        return Party(made[me], party.test, party.model), ()
+    if kept is None:
+        calibrated(only, execution, key)
+        return party, ()
+    if not kept.exists():
+        made, spent = virtual_sets(only, virtual, execution, cache, key=key)
+        batch = made[me].all()
+        whole = VirtualSet(batch.x.cpu(), batch.y.cpu(), spent_of(spent))
+        write_whole(kept, codec.encode(whole))
+    own = codec.load(kept, VirtualSet)
+    rows = [Spending(0, "warm_up", me, *astuple(row)) for row in own.spent]
+    return Party(Data.of(own.inputs, own.labels), party.test, party.model), rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hmac
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -26,18 +27,21 @@ from fedstill.deploy.place import (
     public_data,
     spoken,
 )
-from fedstill.engines.execution import engine_of
+from fedstill.engines.execution import device_faults, engine_of
 from fedstill.privacy.ledger import composed
 from fedstill.recipe.tables import Recipe
 from fedstill.runs import folder as run_folders
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.credentials import Credentials
-from fedstill.sites.keeper import read_spent
+from fedstill.sites.release_log import SPENT, read_spent
 from fedstill.sites.site import Line, Policy, Site
 
 Say = Callable[[str], None]
 RUN = "run"  # memories, the last answer and the log, below the site's folder
+VIRTUAL = "virtual.safetensors"  # what a private site has distilled from its data, in its run
+BEGUN = "begun.json"  # of which run and from which data all else in the folder of the run is
 AGAIN = 2.0  # seconds between two calls that nobody took
+LOST = "the connection is lost; calling the coordinator until it is back"
 WAIT = 3600.0  # seconds after which a coordinator that was there is waited for no longer
 
 
@@ -82,6 +86,8 @@ def join(
         )
     found = own_data(invited.recipe, invited.deployment.name, str(data.absolute()))
     own = OwnTable(str(data.absolute()), agreed, found.digest(), data_dir, device)
+    if wrong := _begun_otherwise(invited, own.content):
+        raise SiteError("\n".join(wrong))
     with folders.writing(folder):
         folders.write_own(folder, own, policy)
         return certificates.request(folder, invited.deployment.name)
@@ -95,7 +101,10 @@ def checked(folder: Path) -> tuple[Invited, Collection, list[str]]:
     policy.check(invited.recipe.method)
     policy.check_privacy(invited.recipe.privacy)
     found = own_data(invited.recipe, invited.deployment.name, own.data)
-    wrong = [*_changed(found, own), *certificates.faults(credentials_of(invited))]
+    wrong = _begun_otherwise(invited, found.digest()) or _changed(found, own)
+    wrong += certificates.faults(credentials_of(invited))
+    table = folder / folders.OWN_TABLE
+    wrong += [f"{table}: site.{line}" for line in device_faults(own.device)]
     return invited, found, wrong
 
 
@@ -171,7 +180,10 @@ def start(
 
         def over() -> bool:
             if not site.over:
-                absence.noted(zenoh.connected(session))
+                was, here = absence.since is None, zenoh.connected(session)
+                absence.noted(here)
+                if here != was:
+                    say("connected" if here else LOST)
             return site.over or ended()
 
         zenoh.serve(session, deployment.run, deployment.name, site.answer, over)
@@ -186,10 +198,12 @@ def at_work(invited: Invited, own: OwnTable) -> Iterator[Place]:
         for made in (run_folder, folder / CACHE):  # memories and failures tell of data
             made.mkdir(mode=0o700, exist_ok=True)
     with run_folders.alone(run_folder):
+        _begin(invited, own.content)
         private = invited.recipe.privacy is not None
         placing = placed(
             invited.recipe, invited.deployment.name, folder, path=own.data, data_dir=own.data_dir,
             device=own.device, key=noise_key(run_folder, own.content) if private else None,
+            kept=run_folder / VIRTUAL,
         )  # fmt: skip
         with placing as place:
             yield place
@@ -213,6 +227,8 @@ def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
             watch=lambda line: say(told(line)),
             class_names=found.class_names,
             key=place.key,
+            privacy=place.privacy,
+            spent=place.spent,
         )
         yield invited, site
 
@@ -301,7 +317,7 @@ def spent(folder: Path) -> str | None:
     deployment, privacy = folders.read_deployment(folder), folders.read_agreed(folder).privacy
     if privacy is None or not privacy.valid:
         return None
-    ledger = read_spent(folder / RUN / "spent.json", deployment.name)
+    ledger = read_spent(folder / RUN / SPENT, deployment.name)
     found = composed([row for rows in ledger.values() for row in rows], privacy.delta)
     return (
         f"epsilon = {found:.4g} spent of {privacy.epsilon:g} at delta = {privacy.delta:g}, by "
@@ -315,4 +331,40 @@ def _changed(found: Collection, own: OwnTable) -> list[str]:
     return [
         f"the data at {own.data} have changed since this site joined: their number was "
         f"{spoken(own.content)} and is {spoken(found.digest())}; put them back, or join again"
+    ]
+
+
+def _begin(invited: Invited, content: str) -> None:
+    """Write down which run and which data the folder of the run is of, before anything is kept."""
+    if wrong := _begun_otherwise(invited, content):
+        raise SiteError("\n".join(wrong))
+    path = invited.folder / RUN / BEGUN
+    if not path.exists():
+        with folders.writing(invited.folder):
+            write_whole(path, json.dumps({"run": invited.deployment.run, "data": content}))
+
+
+def _begun_otherwise(invited: Invited, content: str) -> list[str]:
+    """Why the folder of the run cannot be gone on with, where it is of another run or other data.
+
+    Memories, virtual data and the ledger are made from what they began with.
+    """
+    folder, run = invited.folder / RUN, invited.deployment.run
+    if not (folder / BEGUN).exists():
+        return []
+    begun = json.loads((folder / BEGUN).read_text(encoding="utf-8"))
+    if begun["run"] != run:
+        return [
+            f"{folder} was begun for the run {begun['run']}, this is {run}; put this invitation "
+            "into a folder of its own and join there"
+        ]
+    if begun["data"] == content:
+        return []
+    again = "the coordinator may count this site as absent, as one that has lost its memories"
+    if invited.recipe.privacy is not None:
+        again += "; records that are in both spend their privacy budget twice"
+    return [
+        f"{folder} was begun with other data: their number was {spoken(begun['data'])} and is "
+        f"{spoken(content)}. What is kept there was made from the former: put them back, or "
+        f"remove {folder} and join again, to begin anew with these ({again})"
     ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 # Names and numbers of malloc.h in the GNU C library.
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 NEVER = -1
-LARGE = 32 * 2**20  # bytes of a block that the system gives and gets back by itself
+LARGE = 32 * 2**20  # bytes; blocks above have pages of their own, unless none may have them
+MAPPED = 65536  # blocks with pages of their own at most, if the library is not told otherwise
+SELDOM = 0.1  # seconds between two looks at what is left
+_LOOKED = [0.0]  # when it was looked last
 _SHARERS = [1]  # processes that take from the same memory; see shared_by
 
 
@@ -19,21 +24,51 @@ _SHARERS = [1]  # processes that take from the same memory; see shared_by
 def memory_kept() -> Iterator[None]:
     """Let freed memory stay with the process until the end.
 
-    Every round frees about what the next one takes. Handed back to the system, each page of it is
-    asked for and filled with zeros again, which takes longer than to average it. The GNU C library
-    can be told so; where there is another, nothing happens.
+    Every round frees about what the next one takes, and every step of training the maps of the
+    one before. Handed back to the system, each page of it is asked for and filled with zeros again,
+    which takes longer than to average it. The GNU C library can be told so; where there is
+    another, nothing happens. The price are gaps: up to twice the memory was seen, see `room_made`.
     """
     options, trim = _function("mallopt"), _function("malloc_trim")
     if options is None or trim is None:
         yield
         return
     options(MMAP_THRESHOLD, LARGE)
+    options(MMAP_MAX, 0)
     options(TRIM_THRESHOLD, NEVER)
     try:
         yield
     finally:
-        options(TRIM_THRESHOLD, 2 * LARGE)  # where the library's own rule ends for such blocks
-        trim(0)
+        _as_usual(options, trim)
+
+
+def room_made() -> None:
+    """Keep nothing from here on, if the system has less left than this process has taken.
+
+    It may be called as often as one likes: it looks from time to time.
+    """
+    now = time.monotonic()
+    if now - _LOOKED[0] < SELDOM:
+        return
+    _LOOKED[0] = now
+    left = memory_left()
+    options, trim = _function("mallopt"), _function("malloc_trim")
+    if options and trim and left is not None and left < _taken():
+        _as_usual(options, trim)
+
+
+def _as_usual(options: Callable[..., Any], trim: Callable[..., Any]) -> None:
+    options(MMAP_MAX, MAPPED)
+    options(TRIM_THRESHOLD, 2 * LARGE)  # where the library's own rule ends for such blocks
+    trim(0)
+
+
+def _taken() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * mmap.PAGESIZE
 
 
 @contextmanager

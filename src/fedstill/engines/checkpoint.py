@@ -120,6 +120,15 @@ def latest(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
+def reached(folder: Path) -> tuple[int, Mapping[str, Any]] | None:
+    """The round of the newest checkpoint, and what was written beside it; none where none is."""
+    for path in _complete(Path(folder)):
+        with suppress(DamagedCheckpoint):
+            index = _index(path)
+            return index["round"], index["extra"]
+    return None
+
+
 def digests(folder: Path) -> set[str]:
     """Of which experiments there are checkpoints; damaged ones do not say."""
     found: set[str] = set()

@@ -134,6 +134,7 @@ class Execution:
         device = self.torch_device
         with ExitStack() as restored:
             restored.enter_context(precision.using(self.precision))
+            restored.enter_context(precision.as_written(device.type))
             restored.enter_context(deterministic())
             restored.enter_context(threads(self.chosen_threads(networks)))
             restored.enter_context(memory_kept())
@@ -183,6 +184,8 @@ def device_faults(name: str) -> list[str]:
     try:
         device = torch.device(name)
     except RuntimeError:
+        return [f"device = {name!r}: use auto, cpu, cuda or cuda:0"]
+    if device.type not in ("cpu", "cuda"):
         return [f"device = {name!r}: use auto, cpu, cuda or cuda:0"]
     if device.type == "cuda" and not torch.cuda.is_available():
         return [f"device = {name!r}, but there is no CUDA device; use auto or cpu"]

@@ -29,6 +29,7 @@ BadMessages = Literal["stop", "leave_out"]
 SUCH = {  # what may stand in a field, for whoever wrote something else
     "topology": "Ring(2)",
     "sampling": "Sample(share=0.1)",
+    "channels": "[EightBit()]",
     "privacy": "Privacy(epsilon=4)",
     "clock": "Clock(speed=1e9, up=1e6)",
 }
@@ -127,12 +128,8 @@ class Experiment:
                 "Population(…, public=fedstill.unlabelled(x)), in a recipe a table [data.public]"
             )
         server = population.party(SERVER).model
-        looked_up = sorted({model.title for model in population.networks if not model.smooth})
-        if self.method.moves_inputs and looked_up:
-            yield (
-                f"networks: {name} makes examples by gradients, but no gradient reaches the inputs "
-                f"of {', '.join(looked_up)}, as where tokens are looked up"
-            )
+        if self.method.moves_inputs:
+            yield from self._unmoved(name)
         unfit = self.method.unfit(server, population.models)
         yield from (f"networks: {name}: {line}" for line in unfit)
         mixed = any(model != server for model in {*population.models.values()})
@@ -147,6 +144,15 @@ class Experiment:
         if self.clock is not None:
             yield from (f"clock: {line}" for line in self.clock.misfits(population.clients))
         yield from self._misfits_of_channels(name)
+
+    def _unmoved(self, name: str) -> Iterator[str]:
+        """Which networks pass no gradient on to their inputs, for a method that moves these."""
+        cut = sorted({model.title for model in self.population.networks if not model.smooth})
+        if cut:
+            yield (
+                f"networks: {name} makes examples by gradients, but no gradient reaches the inputs "
+                f"of {', '.join(cut)}, as where tokens are looked up or numpy is asked"
+            )
 
     def _misfits_among_clients(self, name: str) -> Iterator[str]:
         clients = len(self.population.clients)
@@ -180,6 +186,24 @@ class Experiment:
                     f"channels[{place}].leave: " + unknown(f"field of {name}'s messages", f, sent)
                     for f in strange
                 )
+                yield from self._behind(place, channel)
+
+    def _behind(self, place: int, channel: TensorChannel) -> Iterator[str]:
+        """Why a channel of differences cannot stand behind one that has coded them already."""
+        first = next(
+            (
+                type(other).__name__
+                for other in self.channels[:place]
+                if isinstance(other, TensorChannel) and {*other.directions} & {*channel.directions}
+            ),
+            None,
+        )
+        if first is not None and (channel.of_change or channel.feedback):
+            yield (
+                f"channels[{place}]: {type(channel).__name__} codes differences, of which it finds "
+                f"none behind {first}; let it come first, or give it of_change = false and "
+                "feedback = false"
+            )
 
 
 def _is_misnamed(client: NodeId) -> bool:

@@ -19,6 +19,7 @@ from fedstill.core.data import Data, Pool, Rows
 from fedstill.core.errors import BadValue, unknown
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
+from fedstill.core.precision import other_defaults
 from fedstill.core.records import NodeId
 from fedstill.data.sites import Collection, Examples, Site, Statistics
 from fedstill.data.unlabelled import Unlabelled
@@ -70,6 +71,9 @@ class Population:
                 f"data must be what fedstill.split(x, y, partition=…), clients or load gives, not "
                 f"a {type(data).__name__}"
             )
+        if wrong := other_defaults():
+            raise BadValue(wrong)
+        _check_public(public, data)
         self.data = data
         self.device = torch.device("cpu")
         self.unlabelled = public
@@ -175,6 +179,8 @@ class Population:
         return f"<{type(self).__name__} of {len(self)} with {titles}; data: {self.data}>"
 
     def _made(self, node: NodeId) -> Party:
+        if node not in self._sites:
+            raise KeyError(unknown("party", str(node), (SERVER, *self._sites)))
         site = self._sites[node]
         data = self._learning.get(node)
         if data is None:
@@ -236,6 +242,19 @@ def _from_one(data: Collection) -> list[str]:
         f"networks: no example has the label 0 of {data.classes} classes, which count from 0; "
         "where yours count from 1, use y - 1"
     ]
+
+
+def _check_public(public: Unlabelled | None, data: Collection) -> None:
+    """Refuse public data that are none, or that the clients' networks cannot take."""
+    if public is None:
+        return
+    if not isinstance(public, Unlabelled):
+        raise BadValue(
+            f"public must be what fedstill.unlabelled(x) gives, not a {type(public).__name__}"
+        )
+    if public.inputs.shape[1:] != tuple(data.shape):
+        theirs, ours = ("x".join(map(str, one)) for one in (public.inputs.shape[1:], data.shape))
+        raise BadValue(f"public: inputs are of {theirs}, but those of the clients are of {ours}")
 
 
 def public_on(public: Unlabelled | None, device: torch.device | str) -> Data:

@@ -116,6 +116,8 @@ class Timeline:
         if peers:
             able = [self.ready[node] for node in peers if node in self.ready]
             self.asked = min(able, default=self.asked)
+            if limit is not None and not able:  # they have waited for each other in vain
+                self.ready[SERVER] = max(self.ready[SERVER], limit)
 
     def _pass(self, node: NodeId, seconds: float) -> None:
         self.ready[node] = self.ready.get(node, self.asked) + seconds

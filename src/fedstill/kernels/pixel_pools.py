@@ -2,7 +2,8 @@
 
 As separate operations they read and write a map three times, and for the gradient some times more.
 Here a map is read once and what comes out of it written, in half or in single precision; for the
-gradient both are read once more. Sums are in single precision and of a fixed order.
+gradient both are read once more. Sums are in single precision and of a fixed order. The bias may be
+left out, as after a norm.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ PROGRAMS = 256  # keep a large GPU busy; where there would be fewer, each takes 
 NAN = tl.constexpr(tl.PropagateNan.ALL)  # what is not a number stays so, that it be seen
 
 
-def activated(maps: Tensor, bias: Tensor, *, pooled: bool) -> Tensor:
-    """relu(maps + bias) for [image, channel, y, x] by pixel; if so, the largest of each 2x2."""
-    maps, bias = _by_pixel(maps), bias.contiguous()
+def activated(maps: Tensor, bias: Tensor | None, *, pooled: bool) -> Tensor:
+    """relu(maps + bias) for [image, channel, y, x] by pixel; if so, the largest of each 2x2.
+
+    None adds nothing.
+    """
+    maps, bias = _by_pixel(maps), None if bias is None else bias.contiguous()
     with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             return _Activated.apply(maps, bias, pooled)  # type: ignore[no-untyped-call,no-any-return]
         return _forward(maps, bias, pooled)
 
 
-def unfolded(maps: Tensor, bias: Tensor, *, pooled: bool) -> Tensor:
+def unfolded(maps: Tensor, bias: Tensor | None, *, pooled: bool) -> Tensor:
     """The same by the framework's operations."""
-    made = F.relu(maps + bias[:, None, None])
+    made = F.relu(maps if bias is None else maps + bias[:, None, None])
     return F.max_pool2d(made, 2) if pooled else made
 
 
@@ -43,7 +47,7 @@ class _Activated(torch.autograd.Function):
     """The operations with their gradient; for a gradient of the gradient they are unfolded."""
 
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
+    def forward(ctx: Any, maps: Tensor, bias: Tensor | None, pooled: bool) -> Tensor:
         ctx.pooled = pooled
         ctx.save_for_backward(maps, bias)
         return _forward(maps, bias, pooled)
@@ -55,8 +59,9 @@ class _Activated(torch.autograd.Function):
             again = partial(unfolded, pooled=ctx.pooled)
             return *differentiable_gradients(again, (maps, bias), grad), None
         with torch.cuda.device_of(maps):  # type: ignore[no-untyped-call]
-            to_maps, to_bias = _backward(maps, bias, _by_pixel(grad), ctx.pooled)
-        return to_maps, to_bias, None
+            if bias is None:
+                return _told(maps, None, _by_pixel(grad), ctx.pooled)[0], None, None
+            return *_backward(maps, bias, _by_pixel(grad), ctx.pooled), None
 
 
 def _by_pixel(maps: Tensor) -> Tensor:
@@ -74,7 +79,7 @@ def _programs(count: int, channels: int, most: int) -> tuple[tuple[int, int], in
     return (along, across), rounds, pixels, group
 
 
-def _forward(maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
+def _forward(maps: Tensor, bias: Tensor | None, pooled: bool) -> Tensor:
     images, channels, height, width = maps.shape
     high, wide = (height // 2, width // 2) if pooled else (height, width)
     made = torch.empty(
@@ -85,8 +90,9 @@ def _forward(maps: Tensor, bias: Tensor, pooled: bool) -> Tensor:
     programs, _, pixels, group = _programs(count, channels, 1)
     if count:
         _activate[programs](
-            maps, bias, made, count, channels, pooled, height, width, pixels, group, num_warps=4
-        )
+            maps, maps if bias is None else bias, made, count, channels, bias is not None, pooled,
+            height, width, pixels, group, num_warps=4,
+        )  # fmt: skip
     return made
 
 
@@ -94,20 +100,29 @@ def _backward(
     maps: Tensor, bias: Tensor, grad: Tensor, pooled: bool, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Gradients of maps and, times `scale`, of the bias, summed in a fixed order."""
+    to_maps, shares = _told(maps, bias, grad, pooled, scale)
+    return to_maps, shares.sum(0).to(bias.dtype)
+
+
+def _told(
+    maps: Tensor, bias: Tensor | None, grad: Tensor, pooled: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Gradients of maps, and what to sum for that of the bias, [program, channel], if any."""
     images, channels, height, width = maps.shape
     high, wide = grad.shape[2:]
     # Pooling leaves out the last row and column of an odd side; nothing is told to those.
     whole = not pooled or (height % 2 == 0 and width % 2 == 0)
     to_maps = torch.empty_like(maps) if whole else torch.zeros_like(maps)
     count = images * high * wide
-    programs, rounds, pixels, group = _programs(count, channels, 4)
-    shares = torch.empty((programs[0], channels), device=maps.device)
+    # Rounds make fewer shares to sum; without a bias there are none.
+    programs, rounds, pixels, group = _programs(count, channels, 1 if bias is None else 4)
+    shares = torch.empty((0 if bias is None else programs[0], channels), device=maps.device)
     if count:
         _slopes[programs](
-            maps, bias, grad, to_maps, shares, scale, count, channels, pooled, height, width,
-            rounds, pixels, group, num_warps=4,
+            maps, maps if bias is None else bias, grad, to_maps, shares, scale, count, channels,
+            bias is not None, pooled, height, width, rounds, pixels, group, num_warps=4,
         )  # fmt: skip
-    return to_maps, shares.sum(0).to(bias.dtype)
+    return to_maps, shares
 
 
 @triton.jit
@@ -124,8 +139,8 @@ def _corner(pixel, POOLED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constex
 
 @triton.jit(do_not_specialize=["count"])
 def _activate(
-    maps, bias, made, count, channels, POOLED: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, PIXELS: tl.constexpr, GROUP: tl.constexpr,
+    maps, bias, made, count, channels, BIASED: tl.constexpr, POOLED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Some pixels that come out, some channels."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -139,17 +154,20 @@ def _activate(
         c = tl.load(maps + below, mask=fits, other=0.0)
         d = tl.load(maps + below + channels, mask=fits, other=0.0)
         value = tl.maximum(tl.maximum(value, b, NAN), tl.maximum(c, d, NAN), NAN)
-    offset = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
-    value = tl.maximum(value.to(tl.float32) + offset[None, :], 0.0, NAN)
+    value = value.to(tl.float32)
+    if BIASED:
+        offset = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        value += offset[None, :]
+    value = tl.maximum(value, 0.0, NAN)
     place = pixel.to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(made + place, value.to(made.dtype.element_ty), mask=fits)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _slopes(
-    maps, bias, grad, to_maps, shares, scale, count, channels, POOLED: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, PIXELS: tl.constexpr,
-    GROUP: tl.constexpr,
+    maps, bias, grad, to_maps, shares, scale, count, channels, BIASED: tl.constexpr,
+    POOLED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
+    PIXELS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Some pixels that came out, some channels: the first largest below each hears of it.
 
@@ -157,7 +175,10 @@ def _slopes(
     """
     channel = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     known = channel < channels
-    offset = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+    if BIASED:
+        offset = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+    else:
+        offset = 0.0
     total = tl.zeros([GROUP], tl.float32)
     for turn in range(ROUNDS):
         pixel = (tl.program_id(0) * ROUNDS + turn) * PIXELS + tl.arange(0, PIXELS)
@@ -184,5 +205,7 @@ def _slopes(
         else:
             told = tl.where(a.to(tl.float32) + offset <= 0, 0.0, told)
             tl.store(to_maps + at, told, mask=fits)
-        total += tl.sum(told.to(tl.float32), 0)
-    tl.store(shares + tl.program_id(0) * channels + channel, total * scale, mask=known)
+        if BIASED:
+            total += tl.sum(told.to(tl.float32), 0)
+    if BIASED:
+        tl.store(shares + tl.program_id(0) * channels + channel, total * scale, mask=known)

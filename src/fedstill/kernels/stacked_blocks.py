@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedstill.core.torch_internals import in_transform
-from fedstill.kernels.grids import fitting
+from fedstill.kernels.grids import fitting, long
 from fedstill.kernels.half_blocks import NormTiles, _norm_relu_pool, _slopes, norm_tiles
 from fedstill.models.by_pixel import GAIN
 from fedstill.models.pooled_blocks import EPS
@@ -270,8 +270,8 @@ def _launch_convolution(
         for some in fitting(x, laid.contiguous(), out):
             _convolve[(*programs, len(some[0]))](
                 *some, gain, pixels, *x.stride(), *out.stride(), inputs, outputs, height, width,
-                high, wide, padding, turned, tiles.pixels, tiles.outputs, tiles.inputs,
-                num_warps=tiles.warps, num_stages=tiles.stages,
+                high, wide, padding, turned, long(x, out), tiles.pixels, tiles.outputs,
+                tiles.inputs, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
 
 
@@ -304,12 +304,13 @@ def weight_slopes(
     as_made = by_tap or shares > 1
     axes = (3, 3, inputs, outputs) if as_made else (outputs, inputs, 3, 3)
     found = torch.empty((members, shares, *axes), device=x.device)
+    told = by_pixel(grad)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        for some in fitting(x, by_pixel(grad), found, found):
+        for some in fitting(x, told, found, found):
             _weigh[(parts * shares, across, len(some[0]))](
                 *some, 1 / gain, pixels, share, *x.stride(), inputs, outputs, height, width, high,
-                wide, padding, as_made, False, tiles.pixels, tiles.outputs, tiles.inputs,
-                num_warps=tiles.warps, num_stages=tiles.stages,
+                wide, padding, as_made, False, long(x, told), tiles.pixels, tiles.outputs,
+                tiles.inputs, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
     summed = found[:, 0] if shares == 1 else found.sum(1)
     turned = summed.permute(0, 4, 3, 1, 2) if as_made else summed
@@ -331,12 +332,13 @@ def squared_weight_slopes(
     flat = (members, 3, 3, inputs, outputs)
     found = torch.empty(flat, dtype=torch.float16, device=x.device)
     squares = torch.empty((members, *programs), dtype=torch.float64, device=x.device)
+    told = by_pixel(grad)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        for some in fitting(x, by_pixel(grad), found, squares):
+        for some in fitting(x, told, found, squares):
             _weigh[(*programs, len(some[0]))](
                 *some, 1 / gain, pixels, pixels, *x.stride(), inputs, outputs, height, width, high,
-                wide, padding, True, True, tiles.pixels, tiles.outputs, tiles.inputs,
-                num_warps=tiles.warps, num_stages=tiles.stages,
+                wide, padding, True, True, long(x, told), tiles.pixels, tiles.outputs,
+                tiles.inputs, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
     return found.permute(0, 4, 3, 1, 2), squares.sum((1, 2))
 
@@ -447,20 +449,26 @@ def _tap(part, unit, IN: tl.constexpr, INPUTS: tl.constexpr):
 
 
 @triton.jit
+def _counted(number, LONG: tl.constexpr):
+    """A number that places are made of, in 64 bits if so."""
+    return number.to(tl.int64) if LONG else number
+
+
+@triton.jit
 def _convolve(
     x, laid, out, gain, pixels,
     x_member, x_image, x_channel, x_row, x_column,
     out_member, out_image, out_channel, out_row, out_column,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, TURNED: tl.constexpr,
-    PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    LONG: tl.constexpr, PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Some pixels of a member's images, some channels of what comes out."""
     member = tl.program_id(2).to(tl.int64)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = pixel < pixels
-    image = (pixel // (HIGH * WIDE)).to(tl.int64)
+    image = _counted(pixel // (HIGH * WIDE), LONG)
     row = pixel // WIDE % HIGH
     column = pixel % WIDE
     corner = image * x_image + (row - PADDING) * x_row + (column - PADDING) * x_column
@@ -496,7 +504,8 @@ def _weigh(
     x_member, x_image, x_channel, x_row, x_column,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PADDING: tl.constexpr, BY_TAP: tl.constexpr,
-    SQUARED: tl.constexpr, PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    SQUARED: tl.constexpr, LONG: tl.constexpr, PIXELS: tl.constexpr, OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Some weights of a member, of one tap or of all, over a share of its pixels.
 
@@ -525,10 +534,10 @@ def _weigh(
         high = row + (down - PADDING)
         wide = column + (right - PADDING)
         inside = (high >= 0) & (high < HEIGHT) & (wide >= 0) & (wide < WIDTH) & there
-        image = (pixel // (HIGH * WIDE)).to(tl.int64)[:, None]
+        image = _counted(pixel // (HIGH * WIDE), LONG)[:, None]
         where = image * x_image + row * x_row + column * x_column
         seen = tl.load(start + where, mask=inside & known[None, :], other=0.0).to(tl.float16)
-        place = pixel.to(tl.int64)[:, None] * OUT
+        place = _counted(pixel, LONG)[:, None] * OUT
         heard = tl.load(told + place, mask=there & counts[None, :], other=0.0)
         total = tl.dot(tl.trans(seen), heard, total)
     shares = tl.num_programs(0) // parts

@@ -22,6 +22,18 @@ DESCRIPTIONS = ("recipe.toml", "experiment.json")  # one of them says what was r
 GRID_FILE = "grid.toml"  # what a folder of several runs is, and the order of its cells
 
 
+class Summary(dict[str, Any]):
+    """What summary.json holds; which scores are in it depends on whose models were scored."""
+
+    def __missing__(self, name: object) -> Any:
+        known, why = list(self), ""
+        if "accuracy" in str(name):
+            known = [key for key in self if "accuracy" in key and "by_client" not in key]
+            known = [key for key in known if not key.startswith("best_")]
+            why = " (a common model has average_accuracy, clients' own averaged_local_accuracy)"
+        raise KeyError(f"the summary has no {name!r}{why}; it has {', '.join(known) or 'none'}")
+
+
 @dataclass(frozen=True)
 class Run(Rows):
     """A run read back from its folder, or one that has none."""
@@ -46,7 +58,7 @@ def read_run(folder: Path | str, *, unfinished: bool = False) -> Run:
         rows.messages,
         rows.notes,
         folder,
-        _mapping(folder / "summary.json", json.loads),
+        Summary(_mapping(folder / "summary.json", json.loads)),
         _description(folder),
         _mapping(folder / "environment.json", json.loads),
         privacy=rows.privacy,

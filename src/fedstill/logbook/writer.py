@@ -128,11 +128,11 @@ class FolderLog:
     def _open_table(self, name: str) -> TextIO:
         path = self.folder / name
         _drop_cut_line(path)
+        if not path.exists() or path.stat().st_size == 0:
+            write_whole(path, header(name) + "\n")  # no kill leaves a table without it
         _check_header(path)
-        file = self._files[name] = path.open("a", encoding="utf-8", newline="")
-        if file.tell() == 0:
-            file.write(header(name) + "\n")
-        return file
+        self._files[name] = path.open("a", encoding="utf-8", newline="")
+        return self._files[name]
 
     def _ledger(self) -> TextIO:
         return self._files.get(LEDGER) or self._open_table(LEDGER)
@@ -185,8 +185,6 @@ def _drop_cut_line(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    if not path.exists() or path.stat().st_size == 0:
-        return
     with path.open(encoding="utf-8", errors="replace") as file:
         found = file.readline().rstrip("\n")
     if found != header(path.name):

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstill.core.gpu import kernels, plain_on_gpu
 from fedstill.core.model import Network, Norm
 from fedstill.core.pools import max_pool
-from fedstill.core.precision import pass_will_do
+from fedstill.core.precision import half_asked_for, pass_will_do
 from fedstill.core.records import Weights
 from fedstill.core.torch_internals import is_wrapped
 
@@ -71,6 +71,14 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor, *, padding: int, pooled: 
     return max_pool(x) if pooled else x
 
 
+def pooled(x: Tensor) -> Tensor:
+    """The largest of each 2x2 of relu(x): one kernel for maps by pixel on a GPU."""
+    if _lie_by_pixel(x) and (ours := kernels(POOLS, x)) is not None:
+        fused: Tensor = ours.activated(x, None, pooled=True)
+        return fused
+    return max_pool(F.relu(x))
+
+
 def _lie_by_pixel(x: Tensor, *others: Tensor) -> bool:
     """Whether kernels for maps by pixel may be handed these."""
     known = (t.is_cuda and t.dtype in TYPES and not is_wrapped(t) for t in (x, *others))
@@ -84,19 +92,38 @@ def entered(weights: Weights, x: Tensor, *, first: str, norm: Norm) -> tuple[Wei
     is rounded unless all is. All is left as it was off a GPU, under `torch.func`, and with norms
     that want another order.
     """
-    if not (taken(norm, x) and plain_on_gpu(x, *weights.values())):
-        return weights, x, _as_it_is
-    if not pass_will_do(x):
-        turned = {
-            name: _turned(tensor, tensor.dtype, 1.0) if tensor.dim() == 4 else tensor
-            for name, tensor in weights.items()
-        }
-        return turned, _turned(x, x.dtype, 1.0), _as_it_is
-    filled = -x.shape[1] % 8  # tensor cores take channels in eights
-    pad = (0, 0, 0, 0, 0, filled)
-    weights = {**weights, first: F.pad(weights[first], pad)}
-    halved = {name: _halved(weights, name) for name in weights}
-    return halved, _turned(F.pad(x, pad), torch.float16, GAIN), _back
+    if weights[first].dtype != torch.float16:  # else they were `halved` for such a pass
+        if not (taken(norm, x) and plain_on_gpu(x, *weights.values())):
+            return weights, x, _as_it_is
+        if not pass_will_do(x):
+            turned = {
+                name: _turned(tensor, tensor.dtype, 1.0) if tensor.dim() == 4 else tensor
+                for name, tensor in weights.items()
+            }
+            return turned, _turned(x, x.dtype, 1.0), _as_it_is
+    image = _turned(x, torch.float16, GAIN, _filled(x))
+    return _all_halved(weights, first), image, _back
+
+
+@torch.no_grad()
+def halved(weights: Weights, *, first: str, norm: Norm) -> Weights:
+    """Weights and constants of convolutions as `entered` halves them; none where it would not."""
+    some = weights.values()
+    if not (half_asked_for() and taken(norm, *some) and plain_on_gpu(*some)):
+        return {}
+    found = _all_halved(weights, first)
+    return {name: tensor for name, tensor in found.items() if tensor.dtype == torch.float16}
+
+
+def _filled(x: Tensor) -> int:
+    """Channels to be added: tensor cores take them in eights."""
+    return -x.shape[1] % 8
+
+
+def _all_halved(weights: Weights, first: str) -> Weights:
+    found = {name: _halved(weights, name) for name in weights if name != first}
+    filled = _filled(weights[first])
+    return {**found, first: _turned(weights[first], torch.float16, GAIN, filled)}
 
 
 def _halved(weights: Weights, name: str) -> Tensor:
@@ -109,8 +136,8 @@ def _halved(weights: Weights, name: str) -> Tensor:
     return _turned(tensor, dtype, GAIN)
 
 
-def _turned(tensor: Tensor, dtype: torch.dtype, gain: float) -> Tensor:
-    return _Turned.apply(tensor, dtype, gain)  # type: ignore[no-untyped-call,no-any-return]
+def _turned(tensor: Tensor, dtype: torch.dtype, gain: float, filled: int = 0) -> Tensor:
+    return _Turned.apply(tensor, dtype, gain, filled)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -122,19 +149,31 @@ def _back(x: Tensor) -> Tensor:
 
 
 class _Turned(torch.autograd.Function):
-    """The same numbers by pixel, in another type; gradients come back louder by `gain`."""
+    """The same numbers by pixel, in another type; gradients come back louder by `gain`.
+
+    After a pixel's channels come so many of zeros as are to be `filled`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype, gain: float) -> Tensor:
-        ctx.dtype, ctx.gain = tensor.dtype, gain
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype, gain: float, filled: int) -> Tensor:
+        ctx.dtype, ctx.gain, ctx.filled = tensor.dtype, gain, filled
         order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+        if filled:
+            count, channels, height, width = tensor.shape
+            made = torch.empty(
+                (count, channels + filled, height, width), dtype=dtype, device=tensor.device,
+                memory_format=order,
+            )  # fmt: skip
+            made.zero_()[:, :channels] = tensor
+            return made
         turned = tensor.to(dtype, memory_format=order)
         return tensor.view_as(tensor) if turned is tensor else turned
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = grad[:, : grad.shape[1] - ctx.filled] if ctx.filled else grad
         grad = grad.to(ctx.dtype, memory_format=torch.contiguous_format)
-        return grad if ctx.gain == 1 else grad / ctx.gain, None, None
+        return grad if ctx.gain == 1 else grad / ctx.gain, None, None, None
 
 
 class _Back(torch.autograd.Function):

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
-from fedstill.core.pools import max_pool
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import entered, normed, taken
+from fedstill.models.by_pixel import entered, halved, normed, pooled, taken
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -73,15 +72,27 @@ class Conv4(Scalable):
     def features(self, weights: Weights, x: Tensor) -> Tensor:
         return self._stages(weights, x, only_last=True)[-1]
 
+    def halved(self, weights: Weights) -> Weights:
+        return halved(self._counting(weights), first="conv0.weight", norm=self.norm)
+
+    def _counting(self, weights: Weights) -> Weights:
+        """Without constants that count for nothing."""
+        if self.norm != "static":
+            return weights
+        # A norm by the batch takes any constant of a map away again; leaving it out is exact.
+        constants = {f"conv{block}.bias" for block in range(4)}
+        return {name: tensor for name, tensor in weights.items() if name not in constants}
+
     def _stages(self, weights: Weights, x: Tensor, *, only_last: bool = False) -> list[Tensor]:
         maps: list[Tensor] = []
+        weights = self._counting(weights)
         weights, x, back = entered(weights, x, first="conv0.weight", norm=self.norm)
         for block in range(4):
-            # A norm by the batch takes any constant of a map away again; leaving it out is exact.
-            bias = None if self.norm == "static" else weights[f"conv{block}.bias"]
+            bias = weights.get(f"conv{block}.bias")
             x = self.scaled(F.conv2d(x, weights[f"conv{block}.weight"], bias, padding=1))
-            x = normed(self, weights, f"norm{block}", x, self.norm)
-            x = max_pool(x) if block < 3 or self.last_pool else x
+            last = block == 3 and not self.last_pool  # of which only the mean is taken
+            x = normed(self, weights, f"norm{block}", x, self.norm, relu=last)
+            x = x if last else pooled(x)
             if block == 3 or not only_last:
                 maps.append(back(x))
         return [*maps, maps[-1].mean((2, 3))]

@@ -128,6 +128,10 @@ class Module(Model):
         return self.skeleton.stackable
 
     @property
+    def stackable_at_rest(self) -> bool:
+        return self.skeleton.stackable_at_rest
+
+    @property
     def tokens(self) -> bool:
         return self.skeleton.tokens
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initial, Initials, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import entered, normed, taken
+from fedstill.models.by_pixel import entered, halved, normed, taken
 from fedstill.models.scalable import CLASSES, IMAGE, Scalable, Wiring, check_groups, four
 
 
@@ -87,6 +87,9 @@ class PreResNet18(Scalable):
     @property
     def takes_half(self) -> bool:
         return taken(self.norm)
+
+    def halved(self, weights: Weights) -> Weights:
+        return halved(weights, first="stem.weight", norm=self.norm)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstill.core.errors import BadValue
 from fedstill.core.model import Initials, Model, Norm, conv_initial, linear_initial, norm_initial
 from fedstill.core.records import Weights
-from fedstill.models.by_pixel import entered, normed, taken
+from fedstill.models.by_pixel import entered, halved, normed, taken
 
 _WIDTHS = (64, 128, 256, 512)
 
@@ -86,6 +86,9 @@ class ResNet18(Model):
     @property
     def takes_half(self) -> bool:
         return taken(self.norm)
+
+    def halved(self, weights: Weights) -> Weights:
+        return halved(weights, first="stem.conv.weight", norm=self.norm)
 
     def stages(self, weights: Weights, x: Tensor) -> list[Tensor]:
         """The four groups' maps, then the pooled vector, [example, 512]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
+import random
 import re
 import reprlib
 import warnings
@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache, partial
 from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from fedstill.core.gpu import plain_on_cpu
 from fedstill.core.model import batch_norm
 from fedstill.core.pools import Quickly
 from fedstill.core.records import Weights, is_buffer
+from fedstill.core.texts import text_of
 from fedstill.core.torch_internals import in_transform, writes_into
 from fedstill.models.random_calls import Seeded
 
@@ -38,6 +40,7 @@ _NORM = re.compile(r"Norm(Act)?(\dd)?$")  # what kinds of norm layers are called
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NO_HEAD = "none"
 COUNTER = "num_batches_tracked"
+NOT_OWN = ("torch", "builtins", "typing", "abc")  # packages whose classes a user does not change
 PROBES = 4  # examples of a pass that only looks
 # Weights stand in a module for the time of a pass, and a start is drawn by the global generator:
 # of several threads, as of sites that are tried in one process, one does so at a time.
@@ -142,10 +145,30 @@ def _comparable(value: Any) -> Any:
 
 @contextmanager
 def global_draws(seed: int) -> Iterator[None]:
-    """Draws of the host's global generator are those of a seed; it then stands where it stood."""
+    """Draws of the host's global generators are those of a seed; they then stand where they stood.
+
+    A constructor may also ask numpy's or Python's.
+    """
     with _ALONE, torch.random.fork_rng(devices=[]):
+        others: Any = np.random.get_state(), random.getstate()
         torch.default_generator.manual_seed(seed)
-        yield
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(others[0])
+            random.setstate(others[1])
+
+
+def _generators() -> dict[str, Any]:
+    """Where the host's global generators stand."""
+    numpys: Any = np.random.get_state()
+    return {
+        "torch's": torch.default_generator.get_state().tolist(),
+        "numpy's": (numpys[1].tolist(), *numpys[2:]),
+        "Python's": random.getstate(),
+    }
 
 
 @dataclass(frozen=True)
@@ -172,6 +195,19 @@ class _Pass:
     seen: dict[str, Tensor] = field(default_factory=dict)
 
 
+@contextmanager
+def _not_in_place(net: nn.Module) -> Iterator[None]:
+    """Layers such as `nn.ReLU(inplace=True)` do not overwrite what they are given, as later."""
+    layers: list[Any] = [m for m in net.modules() if getattr(m, "inplace", None) is True]
+    for layer in layers:
+        layer.inplace = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.inplace = True
+
+
 class _HeadReached(Exception):
     """A pass for features goes no further than the head."""
 
@@ -182,7 +218,7 @@ class Skeleton:
     def __init__(self, origin: Origin, shape: tuple[int, ...], classes: int, wishes: Wishes):
         self.origin, self.shape, self.classes, self.wishes = origin, shape, classes, wishes
         self.now = _Pass()
-        with global_draws(0):
+        with torch.inference_mode(False), global_draws(0):
             net = self._copied(self._whole())  # a function may give out the same one again
             self._check_form(net)
             self.probe, self.tokens = self._found_probe(net)
@@ -235,12 +271,19 @@ class Skeleton:
     @torch.no_grad()
     def _answer(self, net: nn.Module, x: Tensor) -> Tensor:
         """The logits for some examples, or why there are none."""
+        before = writes_into(x)
         try:
-            logits = net(x)
+            with _not_in_place(net):
+                logits = net(x)
         except Exception as error:
             shape = "x".join(map(str, self.shape))
             wrong = f"cannot take examples of {shape}: {type(error).__name__}: {error}"
             raise self._refuse(wrong) from error
+        if writes_into(x) != before:
+            raise self._refuse(
+                "writes into its inputs, which others look at too; write x = x + 1 in place of "
+                "x += 1 and x.clamp in place of x.clamp_, or begin with x = x.clone()"
+            )
         if not isinstance(logits, Tensor):
             kind = type(logits).__name__
             raise self._refuse(f"must return logits as one tensor, not {kind}; wrap its forward")
@@ -291,7 +334,7 @@ class Skeleton:
         if asked is not None and asked not in layers:
             known = ", ".join(layers) or "none"
             raise self._refuse(f"has no linear layer {asked!r}; it has: {known}")
-        made = [name for name, out in calls if torch.equal(out, logits)]
+        made = [name for name, out in calls if not out.is_nested and torch.equal(out, logits)]
         if not made or (asked is not None and asked not in made):
             which = f"its layer {asked!r}" if asked else "its last linear layer"
             raise self._refuse(
@@ -373,17 +416,22 @@ class Skeleton:
         )
 
     def _look(self, net: nn.Module) -> None:
-        """Whether answers go by example, what pools, and if training draws or writes buffers."""
-        x = self.probe
-        with Quickly() as pools:
-            together = self._answer(net.eval(), x)
-        self.pools = pools.found
-        apart = torch.cat([self._answer(net, half) for half in x.chunk(2)])
-        self.by_example = bool(torch.allclose(together, apart, atol=1e-4, rtol=1e-3))
+        """Whether answers go by example, what pools, and if training draws, writes or remembers."""
         for name, layer in net.named_modules():
             if isinstance(layer, BATCH_NORMS):
                 norm = self._norm(layer, name)
                 layer.forward = partial(norm, self.now, layer, "")  # type: ignore[method-assign]
+        x, stood = self.probe, _generators()
+        with Quickly() as pools:
+            together = self._answer(net.eval(), x)
+        self.pools = pools.found
+        if _generators()["torch's"] != stood["torch's"]:
+            raise self._refuse(
+                "draws random numbers in evaluation too; scores could not be repeated. Draw only "
+                "if self.training: F.dropout(x, p, self.training)"
+            )
+        apart = torch.cat([self._answer(net, half) for half in x.chunk(2)])
+        self.by_example = bool(torch.allclose(together, apart, atol=1e-4, rtol=1e-3))
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         self.now.training = True
         generator = torch.default_generator
@@ -392,11 +440,19 @@ class Skeleton:
         self.draws = not torch.equal(generator.get_state(), state)
         state = generator.get_state()
         with Seeded(torch.tensor([1, 2])):
-            self._answer(net, x)
+            once = self._answer(net, x)
         if not torch.equal(generator.get_state(), state):
+            own = [n for n, m in net.named_modules() if isinstance(m, nn.RNNBase) and m.dropout]
+            rest = [f": the dropout of {n!r}; put an nn.Dropout between its layers" for n in own]
             raise self._refuse(
                 "draws random numbers in training otherwise than by dropout, bernoulli_, "
-                "rand_like or randn_like; runs could not be repeated"
+                f"rand_like or randn_like; runs could not be repeated{''.join(rest[:1])}"
+            )
+        moved = [who for who, state in _generators().items() if state != stood[who]]
+        if set(moved) - {"torch's"}:
+            raise self._refuse(
+                f"draws random numbers from {moved[-1]} global generator in forward; runs could "
+                "not be repeated. Use dropout, bernoulli_, rand_like or randn_like in training"
             )
         self.now.training = False
         for name, buffer in net.named_buffers():
@@ -404,6 +460,22 @@ class Skeleton:
                 raise self._refuse(
                     f"changes its buffer {name!r} in training, which only batch norm layers may"
                 )
+        self._look_again(net, once, together)
+
+    def _look_again(self, net: nn.Module, once: Tensor, at_rest: Tensor) -> None:
+        """Refuse a module that answers otherwise than before, in training or in evaluation."""
+        self.now.training = True
+        with Seeded(torch.tensor([1, 2])):
+            again = self._answer(net.train(), self.probe)
+        self.now.training = False
+        with Quickly():  # as before: torch's own kernels differ inside a mode in their last digits
+            at_rest_again = self._answer(net.eval(), self.probe)
+        if not (_same(again, once) and _same(at_rest_again, at_rest)):
+            raise self._refuse(
+                "answers otherwise when it is asked again: it keeps a counter, a mean or a "
+                "generator of its own in an attribute; runs could not be repeated. Keep means in "
+                "batch norm layers, and draw by dropout, bernoulli_, rand_like or randn_like"
+            )
 
     def _found_stages(self, net: nn.Module) -> tuple[str, ...]:
         """Layers before which maps are taken for stages: named, or the parts of a sequence."""
@@ -508,10 +580,13 @@ class Skeleton:
         """Whether gradients by inputs can be taken."""
         x = self.probe.clone().requires_grad_()
         with torch.enable_grad():
-            seen = self._features(self.fresh(0, given=True), x)
-            if not seen.requires_grad:
+            try:
+                seen = self._features(self.fresh(0, given=True), x)
+                if not seen.requires_grad:
+                    return False
+                (way,) = torch.autograd.grad(seen.square().sum(), [x], allow_unused=True)
+            except RuntimeError:
                 return False
-            (way,) = torch.autograd.grad(seen.square().sum(), [x], allow_unused=True)
         return way is not None
 
     @cached_property
@@ -522,9 +597,7 @@ class Skeleton:
         """
         if any(isinstance(layer, nn.LSTM) for layer in self.net.modules()):
             return False  # known without a trial, for which torch loads a great deal
-        two = [self.fresh(seed, given=True) for seed in (0, 1)]
-        moving = {n: torch.stack([one[n] for one in two]) for n in two[0] if not is_buffer(n)}
-        still = {name: tensor for name, tensor in two[0].items() if is_buffer(name)}
+        moving, still = self._two()
         seeds, x = torch.tensor([[1, 2], [3, 4]]), torch.stack([self.probe, self.probe])
 
         def loss(weights: Weights, x: Tensor, seed: Tensor) -> Tensor:
@@ -532,13 +605,26 @@ class Skeleton:
             made = self.outputs(parts, x, training=True, notes={}, seed=seed)
             return made[-1].square().sum()
 
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            try:
-                torch.func.vmap(torch.func.grad(loss))(moving, x, seeds)
-            except RuntimeError:
-                return False
-        return not any("batching rule" in str(warning.message) for warning in told)
+        return _stacks(lambda: torch.func.vmap(torch.func.grad(loss))(moving, x, seeds))
+
+    @cached_property
+    def stackable_at_rest(self) -> bool:
+        """Whether several can also be asked as one without a gradient: not with a GRU on a CPU."""
+        if not self.stackable:
+            return False
+        moving, still = self._two()
+
+        def features(weights: Weights) -> Tensor:
+            return self._features({**still, **weights}, self.probe)
+
+        with torch.no_grad():
+            return _stacks(lambda: torch.func.vmap(features)(moving))
+
+    def _two(self) -> tuple[Weights, Weights]:
+        """The weights of two networks, stacked, and the statistics of one."""
+        two = [self.fresh(seed, given=True) for seed in (0, 1)]
+        moving = {n: torch.stack([one[n] for one in two]) for n in two[0] if not is_buffer(n)}
+        return moving, {name: tensor for name, tensor in two[0].items() if is_buffer(name)}
 
     def _features(self, weights: Weights, x: Tensor) -> Tensor:
         """What enters the head, in evaluation."""
@@ -592,14 +678,30 @@ class Skeleton:
     def _digest(self, net: nn.Module, values: Weights) -> str:
         """What tells this module from others in another process: its code, form and values."""
         found = hashlib.sha256(repr(net).encode())
-        code: set[Any] = {type(layer) for layer in net.modules()}
+        code: set[Any] = {kind for layer in net.modules() for kind in type(layer).__mro__}
         code |= set() if self.origin.copies else {self.origin.make}
-        own = [kind for kind in code if not str(kind.__module__).startswith("torch.")]
+        own = [each for each in code if str(each.__module__).partition(".")[0] not in NOT_OWN]
         for text in sorted(map(_source, own)):
             found.update(text.encode())
         for name, tensor in values.items():
             found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()[:16]
+
+
+def _stacks(trial: Callable[[], Any]) -> bool:
+    """Whether torch computes something for a stack of networks, and not one by one."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            trial()
+        except RuntimeError:
+            return False
+    return not any("batching rule" in str(warning.message) for warning in told)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether all numbers of two answers are equal; what is no number equals itself."""
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def plain_attention() -> AbstractContextManager[None]:
@@ -647,10 +749,7 @@ def _looked_up(
 
 def _source(code: Any) -> str:
     """The text of a class or function, or its name where there is no text."""
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
-        return str(getattr(code, "__qualname__", repr(type(code))))
+    return text_of(code) or str(getattr(code, "__qualname__", repr(type(code))))
 
 
 def _hard_sigmoid(input: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fedstill.core import Batch, Data, Lazy, Loop, Model, Node, Positional, Reco
 from fedstill.core.content import Axes
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
-from fedstill.core.release import SUMS, Use, class_sums
+from fedstill.core.release import BITS, SUMS, Use, class_sums, grid_of, noised
 from fedstill.parts.robust import MEAN, Aggregation, joined_rows
 from fedstill.parts.synthetic_sets import mean_over_holders
 
@@ -105,19 +105,23 @@ async def class_averages(
             none = torch.zeros(0, dtype=torch.long, device=node.device)
             return ClassMeans(known.rows[:0], none, none)
         return exact_averages(lambda x: look(weights, x), node.records, classes)
-    if not look.model.by_example:
-        raise BadValue(f"{look.model.title} answers by the whole batch; use another norm")
+    model = look.model
+    if model.couples if model.training else not model.by_example:
+        raise BadValue(f"{model.title} answers by the whole batch; use another norm")
     data, secret = node.spend(Use(SUMS)), node.secret(SUMS)
     carry = torch.zeros(known.rows.shape, dtype=torch.float64, device=node.device)
     body = Summing(look, terms.clip)
     index = torch.split(torch.arange(len(data), device=data.device), CHUNK)
     steps = len(index) if len(data) else 0
     batches = Lazy(steps, lambda step: data.take(index[step]))
-    total = await Loop(body, carry, {"weights": weights, "centre": known.rows}, batches)
-    noise = secret.normal(torch.empty(total.shape, dtype=torch.float64)).to(total)
+    grid = carry.new_tensor(grid_of(terms.sigma * terms.clip, terms.clip))
+    given = {"weights": weights, "centre": known.rows, "grid": grid}
+    total = await Loop(body, carry, given, batches)
+    noise = secret.whole(torch.empty(total.shape, dtype=torch.float64), BITS).to(total)
     counts = node.data.counts(classes).to(node.device)
     held = counts.nonzero().flatten()
-    released = (total + terms.sigma * terms.clip * noise)[held] / counts[held].unsqueeze(1)
+    noise *= float(terms.sigma > 0)
+    released = noised(total, noise, grid)[held] / counts[held].unsqueeze(1)
     return ClassMeans(known.rows[held] + released.to(known.rows), held, counts[held])
 
 
@@ -134,7 +138,8 @@ class Summing:
     ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             rows = self.look(given["weights"], batch.x) - given["centre"][batch.y]
-            total = carry + class_sums(rows, batch.y, carry.shape[0], self.clip)
+            places = carry.shape[0]
+            total = carry + class_sums(rows, batch.y, places, self.clip, given["grid"])
         return total, total.new_zeros(())
 
 

@@ -100,8 +100,12 @@ class Matching:
         return start._replace(images=images)
 
     def updates(self, model: Model) -> int:
-        """How often the images are changed: once in a step, or once for each output."""
-        return self.steps * (self.output_count(model) if self.deep_first and self.sweep else 1)
+        """How often the images are changed in all."""
+        return self.steps * self.updates_per_step(model)
+
+    def updates_per_step(self, model: Model) -> int:
+        """How often the images are changed in a step: once, or once for each output."""
+        return self.output_count(model) if self.deep_first and self.sweep else 1
 
     def output_count(self, model: Model) -> int:
         """How many outputs are matched."""
@@ -155,6 +159,11 @@ class Matching:
             part = (update % outputs if self.sweep else update * outputs // max(self.steps, 1)) + 1
         return [1.0 if at >= outputs - part else 0.0 for at in range(outputs)]
 
+    def emphases(self, model: Model) -> Tensor:
+        """[update, output], the emphasis of every update, on the host."""
+        outputs = self.output_count(model)
+        return torch.tensor([self.emphasis(at, outputs) for at in range(self.updates(model))])
+
     def iterations(
         self,
         node: Node[Any],
@@ -172,11 +181,8 @@ class Matching:
         rows, share = rows.to(node.device), share.to(node.device)
         drawn = augmenting()
 
-        outputs = self.output_count(model or node.model)
-        per_step = outputs if self.deep_first and self.sweep else 1
-        updates = self.steps * per_step
-        every = torch.tensor([self.emphasis(update, outputs) for update in range(updates)])
-        every = every.to(node.device)
+        kind = model or node.model
+        per_step, every = self.updates_per_step(kind), self.emphases(kind).to(node.device)
 
         def make(update: int) -> Iteration:
             step = update // per_step
@@ -184,7 +190,7 @@ class Matching:
             real = data.inputs(rows[step], fleeting=True)
             return Iteration(real, share, network(step), every[update], draws, only, packing)
 
-        return Lazy(updates, make)
+        return Lazy(self.updates(kind), make)
 
     def _augmentations(self, node: Node[Any], groups: int) -> list[tuple[str, Draws]]:
         return augmentations(
@@ -240,8 +246,9 @@ def distances(
 @lru_cache(maxsize=64)
 def stage_count(model: Model) -> int:
     """How many outputs `stages` has; a pass without data tells, once for each network."""
-    initial = {name: torch.zeros(law.shape, device="meta") for name, law in model.initial().items()}
-    return len(model.evaluating.stages(initial, torch.zeros(1, *model.shape, device="meta")))
+    with torch.device("meta"):  # also for what a network of one's own makes within a pass
+        initial = {name: torch.zeros(law.shape) for name, law in model.initial().items()}
+        return len(model.evaluating.stages(initial, torch.zeros(1, *model.shape)))
 
 
 def real_rows(

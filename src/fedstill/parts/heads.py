@@ -86,6 +86,10 @@ class Projected(Model):
         return self.base.stackable
 
     @property
+    def stackable_at_rest(self) -> bool:
+        return self.base.stackable_at_rest
+
+    @property
     def draws(self) -> bool:
         return self.base.draws
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from fedstill.core.data import Plan
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import moved_part
 from fedstill.core.model import Network
-from fedstill.core.release import ClippedGradient, Sampled, Use
+from fedstill.core.release import BITS, ClippedGradient, Sampled, Use, grid_of
 from fedstill.core.secret import Secret
 from fedstill.parts.class_balance import UNSAFE, Sampling
 from fedstill.parts.views import Views, drawn_moves, ground_of, moved, viewed
@@ -54,7 +55,7 @@ class Training(NamedTuple):
         def sampled(step: int) -> Sampled:
             batch = plain[step]
             examples, beside = make(batch.examples, step)
-            return Sampled(examples, batch.share, batch.noise, beside)
+            return Sampled(examples, batch.share, batch.noise, batch.grid, beside)
 
         private = ClippedGradient(mechanism.clip, mechanism.chunk, joined)
         return Training(Lazy(len(plain), sampled), private)
@@ -125,7 +126,7 @@ def private_training(
     data = node.spend(Use(SGD_USE, steps, rate))
     expected = rate * count
     samples = _Samples(
-        data, node.model.shape, start, rate, expected, terms.sigma * clip / expected,
+        data, node.model.shape, start, rate, expected, clip / expected, terms.sigma,
         node.secret("samples"), node.secret(SGD_USE), views, shift,
     )  # fmt: skip
     many = samples.some if views == "none" else None
@@ -135,8 +136,12 @@ def private_training(
 def _at_a_time(start: Weights, device: torch.device) -> int:
     """Of how many examples gradients are made together."""
     kind = "cuda" if device.type == "cuda" else "cpu"
-    numbers: int = sum(tensor.numel() for tensor in moved_part(start).values())
-    return max(1, min(MOST_AT_A_TIME[kind], NUMBERS[kind] // max(1, numbers)))
+    return max(1, min(MOST_AT_A_TIME[kind], NUMBERS[kind] // max(1, _numbers(start))))
+
+
+def _numbers(start: Weights) -> int:
+    """How many numbers are trained."""
+    return sum(tensor.numel() for tensor in moved_part(start).values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +153,27 @@ class _Samples:
     start: Weights
     rate: float  # with which each record takes part
     expected: float  # how many do
-    deviation: float  # of the noise
+    moves: float  # by how much a record moves a gradient at most
+    sigma: float  # of the noise, in these units
     sampling: Secret
     noising: Secret
     views: Views
     shift: int | None
+
+    @cached_property
+    def grid(self) -> float:
+        """Of which gradients are whole multiples."""
+        return grid_of(self.sigma * self.moves, self.moves)
+
+    @cached_property
+    def share(self) -> float:
+        """Of an example: one over their expected number, less what rounding to the grid adds.
+
+        Rounding moves each number of either gradient by half a step. Under noise so strong that
+        this alone is all that a record may move, examples have no share.
+        """
+        rounded = self.grid * math.sqrt(_numbers(self.start))
+        return max(0.0, 1 - rounded / self.moves) / self.expected
 
     def one(self, step: int) -> Sampled:
         """The sample of a step."""
@@ -180,9 +201,12 @@ class _Samples:
         batch = _taken(self.data, drawn, wide, self.shape)
         device = batch.x.device
         sizes = torch.tensor([[len(picked)] for picked in drawn]).to(device)
-        share = (torch.arange(wide, device=device) < sizes).float() / self.expected
-        noise = _noise(self.start, self.noising, range(first, first + count), self.deviation)
-        return Sampled(batch, share, noise)
+        share = (torch.arange(wide, device=device) < sizes).float() * self.share
+        noise = _noise(self.start, self.noising, range(first, first + count))
+        if not self.sigma:
+            noise = trees.map_tensors(torch.zeros_like, noise)
+        grid = torch.full((count,), self.grid, dtype=torch.float64, device=device)
+        return Sampled(batch, share, noise, grid)
 
     def _viewed(self, sample: Sampled, step: int) -> Sampled:
         """The same examples, shifted and flipped."""
@@ -212,15 +236,15 @@ def _padded(drawn: list[Tensor], places: int) -> Tensor:
     return rows
 
 
-def _noise(like: Weights, secret: Secret, steps: range, deviation: float) -> Weights:
-    """Normal numbers in the shape of what is trained, of each step, drawn where it lies."""
+def _noise(like: Weights, secret: Secret, steps: range) -> Weights:
+    """Noise in the shape of what is trained, of each step, in whole steps of the grid."""
     moving = moved_part(like)
     device = next(iter(moving.values())).device
     sizes = [tensor.numel() for tensor in moving.values()]
-    flat = torch.empty(len(steps), sum(sizes), device=device)
+    flat = torch.empty(len(steps), sum(sizes), dtype=torch.int32, device=device)
     for row, step in zip(flat, steps, strict=True):
-        secret.normal(row, step)
-    parts = torch.split_with_sizes(flat.mul_(deviation), sizes, dim=1)
+        row.copy_(secret.whole(torch.empty(len(row), device=device), BITS, step))
+    parts = torch.split_with_sizes(flat, sizes, dim=1)
     return {
         name: part.reshape(len(steps), *tensor.shape)
         for (name, tensor), part in zip(moving.items(), parts, strict=True)

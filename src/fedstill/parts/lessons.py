@@ -18,7 +18,7 @@ from fedstill.core.loop import Descent, moved_part
 from fedstill.core.optim import Optimizer
 from fedstill.parts.augment import Draws, apply_each
 from fedstill.parts.generators import ImageGenerator
-from fedstill.parts.teachers import Ensemble, has_statistics
+from fedstill.parts.teachers import Ensemble, Stack, has_statistics
 
 MOVES = "crop_flip"  # how images are shown to networks: moved a little, mirrored or not
 
@@ -96,7 +96,7 @@ class Networks:
 
     def invention(
         self, maker: ImageGenerator, weights: Weights, batch: Latent,
-        student: Weights, teachers: list[Weights], shares: Tensor,
+        student: Weights, teachers: list[Stack], shares: Tensor,
     ) -> Tensor:  # fmt: skip
         """The generator's loss; all other networks are at rest, and pass gradients to images."""
         view = self.view(maker, weights, batch, student, teachers, shares)
@@ -104,7 +104,7 @@ class Networks:
 
     def view(
         self, maker: ImageGenerator, weights: Weights, batch: Latent,
-        student: Weights, teachers: list[Weights], shares: Tensor,
+        student: Weights, teachers: list[Stack], shares: Tensor,
     ) -> View:  # fmt: skip
         """What everybody says of the generator's images."""
         images = maker(weights, batch.noise, batch.labels)
@@ -112,7 +112,7 @@ class Networks:
         shown = images if batch.moves is None else apply_each(images, batch.moves, only=MOVES)
         gaps: Tensor | None = None
         asking: Callable[[], Tensor] = partial(self.student.evaluating, student, shown)
-        if self.tuner.uses_statistics and any(map(has_statistics, teachers)):
+        if self.tuner.uses_statistics and any(has_statistics(stack.plain) for stack in teachers):
             said, gaps = self.teachers.logits_and_gaps(teachers, shown)
             own = asking()
         else:
@@ -125,7 +125,7 @@ class Networks:
 
     def distillation(
         self, model: Model, weights: Weights, batch: Sequence[Latent],
-        generators: Sequence[Weights], teachers: list[Weights], shares: Tensor,
+        generators: Sequence[Weights], teachers: list[Stack], shares: Tensor,
     ) -> Tensor:  # fmt: skip
         """The student's loss. Generators and teachers are at rest, and none is given a gradient.
 
@@ -147,14 +147,14 @@ class Networks:
         return self.maker.evaluating(generator, latent.noise, latent.labels)
 
     def lesson_of(
-        self, generator: Weights, latent: Latent, teachers: list[Weights], shares: Tensor
+        self, generator: Weights, latent: Latent, teachers: list[Stack], shares: Tensor
     ) -> Lesson:
         """Images of a generator at rest, with the target of each."""
         images = self.images_of(generator, latent)
         return self.lesson_on(images, latent.labels, teachers, shares)
 
     def lesson_on(
-        self, images: Tensor, labels: Tensor, teachers: list[Weights], shares: Tensor
+        self, images: Tensor, labels: Tensor, teachers: list[Stack], shares: Tensor
     ) -> Lesson:
         """Images, with the target of each."""
         said = self.teachers.logits(teachers, images)
@@ -177,7 +177,7 @@ class Teaching(NamedTuple):
 
     turns: Turns
     networks: Networks
-    stacks: list[Weights]
+    stacks: list[Stack]
     shares: Tensor  # [client, class]
     frequencies: Tensor  # [class], of labels to be drawn; on the host
     resting: tuple[Weights, ...] = ()  # generators whose images the student sees besides

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedstill.core import Data, Lazy, Loop, Model, Node, Weights, trees
 from fedstill.core.errors import BadValue
 from fedstill.core.mechanism import Gradient
-from fedstill.core.release import SUMS, Use, class_sums
+from fedstill.core.release import BITS, SUMS, Use, class_sums, grid_of, noised
 from fedstill.parts import augment
 from fedstill.parts.augment import Draws, augmentations, image_size
 from fedstill.parts.synthetic_sets import SyntheticSet
@@ -51,6 +51,7 @@ class Chunk(NamedTuple):
     draws: Draws  # of the class alone
     release: Tensor  # [release], 1 at this one
     counted: Tensor  # [number], 1 where an output is released under this network
+    grid: Tensor  # [number], of which a sum is a whole multiple
     only: str
 
 
@@ -72,8 +73,12 @@ class Summing:
             seen = self.matching.seen(self.model, batch.network, x, coarse=True)
             rows = torch.cat([out.squeeze(0).flatten(1) for out in seen], 1)
             rows = (rows - batch.centre) * batch.counted
-            blocks = zip(torch.split_with_sizes(rows, self.sizes, 1), self.clips, strict=True)
-            sums = [class_sums(block, batch.place, carry.shape[1], clip) for block, clip in blocks]
+            blocks = torch.split_with_sizes(rows, self.sizes, 1)
+            grids = torch.split_with_sizes(batch.grid, self.sizes)
+            sums = [
+                class_sums(block, batch.place, carry.shape[1], clip, grid)
+                for block, clip, grid in zip(blocks, self.clips, grids, strict=True)
+            ]
         total = carry + batch.release.double()[:, None, None] * torch.cat(sums, 1)
         return total, total.new_zeros(())
 
@@ -105,7 +110,7 @@ class Releasing:
             device=node.device,
         )
         self.centres: dict[int, Tensor] = {}
-        self.aims: dict[int, Aim] = {}
+        self.told: dict[int, tuple[list[Tensor], Weights]] = {}
 
     def _check(self) -> None:
         if not self.model.by_example:
@@ -160,6 +165,23 @@ class Releasing:
         """[number], the same for each entry."""
         return self.counted(release).repeat_interleave(torch.tensor(self.sizes))
 
+    @cached_property
+    def grids(self) -> Tensor:
+        """[release, 1, number], of which each sum is a whole multiple.
+
+        Blocks that are clipped by themselves share a release, so each has the root of their number
+        times the noise.
+        """
+        sizes, clips = self.blocks
+        steps = []
+        for release in range(self.terms.releases):
+            blocks = torch.split_with_sizes(self.wide(release), sizes)
+            deviation = self.terms.sigma * sqrt(sum(bool(block.any()) for block in blocks))
+            steps.append([grid_of(deviation * clip, clip) for clip in clips])
+        each = torch.tensor(steps, dtype=torch.float64, device=self.node.device)
+        numbers = torch.tensor(sizes, device=self.node.device)
+        return each.repeat_interleave(numbers, 1).unsqueeze(1)
+
     @torch.no_grad()
     def centre(self, release: int) -> Tensor:
         """[class, number], the mean outputs of the set so far, which holds nothing private."""
@@ -212,6 +234,7 @@ class Releasing:
                 trees.map_tensors(lambda tensor: tensor[place : place + 1], draws),
                 torch.eye(releases, device=node.device)[release],
                 self.wide(release).to(node.device),
+                self.grids[release, 0],
                 only,
             )
 
@@ -219,49 +242,44 @@ class Releasing:
 
     @cached_property
     def noisy(self) -> Tensor:
-        """[release, class, number], the sums with their noise: all that leaves the records.
+        """[release, class, number], the sums with their noise: all that leaves the records."""
+        noise = self.secret.whole(torch.empty(self.sums.shape, dtype=torch.float64), BITS)
+        counted = torch.stack([self.wide(release) for release in range(len(noise))])
+        # In double precision: in single, the last of these whole numbers' bits would be lost.
+        noise = noise.double() * counted.unsqueeze(1) * float(self.terms.sigma > 0)
+        return noised(self.sums, noise.to(self.sums.device), self.grids)
 
-        Blocks that are clipped by themselves share a release, so each has the root of their number
-        times the noise.
-        """
-        sizes, clips = self.blocks
-        noise = self.secret.normal(torch.empty(self.sums.shape, dtype=torch.float64))
-        for release in range(len(noise)):
-            counted = self.wide(release)
-            blocks = [float(bool(block.any())) for block in torch.split_with_sizes(counted, sizes)]
-            deviations = [
-                self.terms.sigma * clip * sqrt(sum(blocks)) * on
-                for clip, on in zip(clips, blocks, strict=True)
-            ]
-            each = torch.tensor(deviations).repeat_interleave(torch.tensor(sizes))
-            noise[release] *= each * counted
-        return self.sums + noise.to(self.sums.device)
+    @cached_property
+    def emphases(self) -> Tensor:
+        """[update, output], how much each matched output counts."""
+        return self.matching.emphases(self.model).to(self.node.device)
 
     def aim(self, update: int) -> Aim:
-        """What a step of matching sees."""
+        """What an update of matching sees; all updates of one step see the same release."""
         releases = self.terms.releases
         if not self.in_parts:
-            release = update % releases
+            release = update // self.matching.updates_per_step(self.model) % releases
         else:
             outputs = len(self.sizes)
             part = update * outputs // max(self.matching.steps, 1)
             own = [r for r in range(releases) if r * outputs // releases == part]
             release = own[update % len(own)]
-        if release not in self.aims:
-            self.aims[release] = self._made(release)
-        return self.aims[release]
+        if release not in self.told:
+            self.told[release] = self._means(release), self.network(release)
+        only, draws = self.drawn[release]
+        return Aim(*self.told[release], self.emphases[update], draws, only)
 
-    def _made(self, release: int) -> Aim:
-        node, (only, draws) = self.node, self.drawn[release]
+    def _means(self, release: int) -> list[Tensor]:
+        """Of each output [class, number], what a release tells of its means."""
+        node = self.node
         counts = node.data.counts(node.model.classes).to(node.device)[self.start.classes]
         means = self.noisy[release].float() / counts.clamp(min=1).unsqueeze(1)
-        targets = torch.split_with_sizes(self.centre(release) + means, self.sizes, 1)
-        emphasis = self.counted(release).to(node.device)
-        return Aim(list(targets), self.network(release), emphasis, draws, only)
+        return list(torch.split_with_sizes(self.centre(release) + means, self.sizes, 1))
 
 
 def output_sizes(matching: Matching, model: Model) -> list[int]:
     """How many numbers each matched output has; a pass without data tells."""
-    weights = {n: torch.zeros(law.shape, device="meta") for n, law in model.initial().items()}
-    seen = matching.seen(model, weights, torch.zeros(1, 1, *model.shape, device="meta"))
+    with torch.device("meta"):
+        weights = {n: torch.zeros(law.shape) for n, law in model.initial().items()}
+        seen = matching.seen(model, weights, torch.zeros(1, 1, *model.shape))
     return [out.flatten(2).shape[-1] for out in seen]

@@ -3,8 +3,9 @@
 Networks of one architecture are stacked and asked in one pass. On a GPU each is asked by itself:
 the library is slow at convolutions of a stack, each of which is one in groups, while one network's
 maps may be in half precision. What that costs in launches is nothing where a step is recorded, and
-there they are branches of the recording. One that knows no stacks, such as an LSTM, is asked by
-itself everywhere.
+there they are branches of the recording. Weights that a pass would begin by halving are halved once
+for all passes of a round: teachers are at rest. One that knows no stacks, such as an LSTM, or none
+at rest, such as a GRU, is asked by itself everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +22,16 @@ from fedstill.core import trees
 from fedstill.core.branches import in_branches
 from fedstill.core.gpu import plain_on_gpu
 from fedstill.core.model import Model
+from fedstill.core.precision import pass_will_do
 from fedstill.core.records import Weights, is_buffer
 from fedstill.parts.losses import statistics_gap
+
+
+class Stack(NamedTuple):
+    """The weights of a group."""
+
+    plain: Weights  # [teacher, ...]
+    halved: list[Weights]  # of each teacher what passes in half precision take instead
 
 
 @dataclass(frozen=True)
@@ -38,23 +48,27 @@ class Ensemble:
             found[model] = (*found.get(model, ()), place)
         return cls(tuple(found.items()))
 
-    def stacked(self, weights: Sequence[Weights]) -> list[Weights]:
-        """The teachers' weights, for each group one stack [teacher, ...]."""
-        return [trees.stack([weights[place] for place in places]) for _, places in self.groups]
+    def stacked(self, weights: Sequence[Weights]) -> list[Stack]:
+        """The teachers' weights, for each group one stack."""
+        stacks = []
+        for model, places in self.groups:
+            some = [weights[place] for place in places]
+            stacks.append(Stack(trees.stack(some), [model.halved(one) for one in some]))
+        return stacks
 
-    def logits(self, stacks: Sequence[Weights], x: Tensor) -> Tensor:
+    def logits(self, stacks: Sequence[Stack], x: Tensor) -> Tensor:
         """[teacher, example, class] in evaluation mode."""
         return self.answers(in_branches(self.questions(stacks, x)))
 
-    def questions(self, stacks: Sequence[Weights], x: Tensor) -> list[Callable[[], Tensor]]:
+    def questions(self, stacks: Sequence[Stack], x: Tensor) -> list[Callable[[], Tensor]]:
         """What asks a teacher, or a group of them, for logits [..., example, class]."""
         asked: list[Callable[[], Tensor]] = []
         for (model, _), stack in zip(self.groups, stacks, strict=True):
             network = model.evaluating
             if _one_by_one(model, x, stack):
-                asked += [partial(network, one, x) for one in apart(stack)]
+                asked += [partial(network, one, x) for one in _apart(stack, x)]
             else:
-                asked.append(partial(torch.func.vmap(network, in_dims=(0, None)), stack, x))
+                asked.append(partial(torch.func.vmap(network, in_dims=(0, None)), stack.plain, x))
         return asked
 
     def answers(self, found: Sequence[Tensor]) -> Tensor:
@@ -66,7 +80,7 @@ class Ensemble:
             left = left[len(members) if alone else 1 :]
         return self._in_order(each)
 
-    def logits_and_gaps(self, stacks: Sequence[Weights], x: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_gaps(self, stacks: Sequence[Stack], x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and for each teacher how far its batch norms are from what they know."""
         said, gaps = [], []
         for (model, _), stack in zip(self.groups, stacks, strict=True):
@@ -77,10 +91,10 @@ class Ensemble:
                 return logits, statistics_gap(seen, weights)
 
             if _one_by_one(model, x, stack):
-                found = in_branches([partial(one, weights) for weights in apart(stack)])
+                found = in_branches([partial(one, weights) for weights in _apart(stack, x)])
                 logits, gap = (torch.stack(parts) for parts in zip(*found, strict=True))
             else:
-                logits, gap = torch.func.vmap(one)(stack)
+                logits, gap = torch.func.vmap(one)(stack.plain)
             said.append(logits)
             gaps.append(gap)
         return self._in_order(said), self._in_order(gaps)
@@ -95,14 +109,17 @@ class Ensemble:
         return torch.stack([by_place[place] for place in range(len(rows))])
 
 
-def _one_by_one(model: Model, x: Tensor, stack: Weights) -> bool:
-    return plain_on_gpu(x, *stack.values()) or not model.stackable
+def _one_by_one(model: Model, x: Tensor, stack: Stack) -> bool:
+    return plain_on_gpu(x, *stack.plain.values()) or not model.stackable_at_rest
 
 
-def apart(stack: Weights) -> list[Weights]:
-    """The networks of a stack, one by one."""
-    rows = zip(*(tensor.unbind() for tensor in stack.values()), strict=True)
-    return [dict(zip(stack, row, strict=True)) for row in rows]
+def _apart(stack: Stack, x: Tensor) -> list[Weights]:
+    """The networks of a stack, one by one, as a pass over these takes them."""
+    rows = zip(*(tensor.unbind() for tensor in stack.plain.values()), strict=True)
+    plain = [dict(zip(stack.plain, row, strict=True)) for row in rows]
+    if not pass_will_do(x):
+        return plain
+    return [{**one, **instead} for one, instead in zip(plain, stack.halved, strict=True)]
 
 
 def has_statistics(weights: Weights) -> bool:

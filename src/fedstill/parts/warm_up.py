@@ -6,6 +6,7 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedstill.core import Model, Node, Record, trees
@@ -37,7 +38,7 @@ def plain_network(model: Model, width: int = 128) -> Model:
     return ConvNet(model.shape, model.classes, depth, width, device=model.device)
 
 
-MAKING = 2  # raised when the same settings come to make other warm-up sets
+MAKING = 3  # raised when the same settings come to make other warm-up sets
 
 
 class Kept(Record):
@@ -47,6 +48,7 @@ class Kept(Record):
     images: Tensor
     share: Tensor
     classes: Tensor
+    loss: Tensor | None  # which the step that made it told
 
 
 async def warmed_up(
@@ -59,9 +61,9 @@ async def warmed_up(
     """A set matched to the node's data under fresh random networks, the same for all nodes.
 
     It depends on data, settings, network and seed alone, to the last digits on what computes it
-    too; where the node has a cache, it is made once and found again by all these. The networks are
-    of the node's own kind unless `model` is given. A set of private data is made anew in every run:
-    each is a release of its own.
+    too; where the node has a cache, it is made once and found again by all these, with the loss
+    that was told of it. The networks are of the node's own kind unless `model` is given. A set of
+    private data is made anew in every run: each is a release of its own.
     """
     held = held_classes(node)
     if not held:  # nothing to distil
@@ -77,6 +79,8 @@ async def warmed_up(
         key = cache.key(f"{node.data.digest()} {made_by}")
         kept = cache.find(key, Kept)
         if kept is not None:
+            if kept.loss is not None:
+                node.log(loss=kept.loss)
             return SyntheticSet(*trees.to((kept.images, kept.share, kept.classes), node.device))
     starting = begun(partial(STARTS[start], node, held, per_class), node.device)
     networks = random_networks.networks(
@@ -85,5 +89,7 @@ async def warmed_up(
     steps = None if node.private else matching.iterations(node, held, networks, kind)
     matched = await matching.matched(node, starting(), networks, kind, steps)
     if cache is not None:
-        cache.keep(key, Kept(key, matched.images, matched.share, matched.classes))
+        told = node.numbers.get("loss")
+        loss = None if told is None else torch.as_tensor(told)
+        cache.keep(key, Kept(key, matched.images, matched.share, matched.classes, loss))
     return matched

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import erfc, exp, inf, isfinite, log, sqrt
 from statistics import NormalDist
@@ -29,6 +29,7 @@ STEEPNESS = 0.7  # of how δ falls with ε, samples against normal noise: about 
 TAIL = 1e-9  # of δ: as much as counts may be further off than is looked at
 POINTS = 128  # at which δ is looked at, on either side
 LARGE = 500.0  # ε of a budget beyond which counts and what follows are added up plainly
+IMMENSE = 1e5  # μ² of releases whose ε is taken for infinite: the accountant's grid grows with it
 FURTHEST = 650.0  # ε at which an accountant is asked for δ: exp(ε) of much larger ones overflows
 
 
@@ -84,7 +85,7 @@ def epsilon_of_releases(releases: Sequence[Releases], delta: float, counts: floa
     for sigma, rate, count in releases:
         if count and rate > 0:
             alike[sigma, rate] = alike.get((sigma, rate), 0) + count
-    if any(sigma <= 0 for sigma, _ in alike):
+    if any(sigma <= 0 for sigma, _ in alike) or _about(alike) > IMMENSE:
         return math.inf
     squared = sum(count / sigma**2 for (sigma, rate), count in alike.items() if rate == 1)
     sampled = tuple(
@@ -93,6 +94,18 @@ def epsilon_of_releases(releases: Sequence[Releases], delta: float, counts: floa
     if counts:
         return _after_counts(counts, squared, sampled, delta)
     return _fixed(squared, sampled, delta)
+
+
+def _about(alike: Mapping[tuple[float, float], int]) -> float:
+    """About μ² of releases: of samples as `_guess` has it, at most that of whole data."""
+    return sum(
+        count * min(1 / sigma**2, rate**2 * _sampled(sigma))
+        for (sigma, rate), count in alike.items()
+    )
+
+
+def _sampled(sigma: float) -> float:
+    return exp(min(50.0, 1 / sigma**2)) - 1
 
 
 def sigma_of_plan(
@@ -135,7 +148,7 @@ def _guess(
         every = [*(each._replace(sigma=each.sigma * sigma) for each in plan), *fixed]
         found = 0.0
         for each in every:
-            one = exp(min(50.0, 1 / each.sigma**2)) - 1 if each.rate < 1 else 1 / each.sigma**2
+            one = _sampled(each.sigma) if each.rate < 1 else 1 / each.sigma**2
             found += each.rate**2 * each.number * one
         return found > wanted
 

@@ -36,7 +36,7 @@ LIMITS = (
     "of training records; test records are scored exactly",
     SIMULATED,
     TOLD,
-    "noise is normal in floating point, not discrete",
+    "what a network makes of a record is computed in floating point, in batches with others",
 )
 
 

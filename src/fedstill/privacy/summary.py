@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedstill.core.errors import BadValue
@@ -11,6 +11,7 @@ from fedstill.core.release import Spending
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import PROMISE, Privacy
 
+MOST_KINDS = 4096  # of one node's releases; adding up as many takes an accountant minutes
 NO_PROMISE = (
     "none: the papers' mechanism clips the gradient of many records together instead of each "
     "record's share in it, and counts neither steps nor rounds; it is here for comparison alone"
@@ -29,19 +30,33 @@ def summary_of(privacy: Privacy, rows: Iterable[Spending]) -> dict[str, Any]:
     """The table `privacy` of summary.json: what was promised, and what each client spent."""
     if not privacy.valid:
         return {**privacy.table(), "promise": NO_PROMISE, "epsilon_spent": None}
-    told: dict[str, Any] = {}
-    try:
-        spent = {node: composed(own, privacy.delta) for node, own in by_node(rows).items()}
-        told = {"epsilon_spent": max(spent.values(), default=0.0), "epsilon_by_client": spent}
-    except BadValue as error:  # a place that only writes down what others spent
-        told = {"epsilon_spent": None, "epsilon_note": str(error)}
     return {
         **privacy.table(),
-        **told,
+        **_told(privacy.delta, by_node(rows)),
         "noise_by_client": {node: _noise(privacy, own) for node, own in by_node(rows).items()},
         "promise": PROMISE[privacy.labels],
         "limits": list(privacy.limits),
     }
+
+
+def _told(delta: float, rows: Mapping[str, Sequence[Spending]]) -> dict[str, Any]:
+    """What each client spent. A coordinator writes down what sites say, which may be anything."""
+    try:
+        spent = {node: _epsilon(own, delta) for node, own in rows.items()}
+    except BadValue as error:  # a place that only writes down what others spent
+        return {"epsilon_spent": None, "epsilon_note": str(error)}
+    finite = {node: epsilon for node, epsilon in spent.items() if math.isfinite(epsilon)}
+    if len(finite) == len(spent):
+        return {"epsilon_spent": max(spent.values(), default=0.0), "epsilon_by_client": spent}
+    beyond = ", ".join(node for node in spent if node not in finite)
+    note = f"more was spent than can be accounted for, by {beyond}"
+    return {"epsilon_spent": None, "epsilon_note": note, "epsilon_by_client": finite}
+
+
+def _epsilon(rows: Sequence[Spending], delta: float) -> float:
+    """The ε of one node's rows; infinite where too many of them differ to be added up."""
+    kinds = {(row.sigma, row.rate) for row in rows}
+    return composed(rows, delta) if len(kinds) <= MOST_KINDS else math.inf
 
 
 def words_of(privacy: Privacy) -> list[str]:

@@ -7,9 +7,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import RecipeError
+from fedstill.core.files import without_folder
+from fedstill.core.names import absolute
 from fedstill.recipe.changes import label_of, reaches
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import with_value
@@ -148,6 +151,26 @@ def grid_of(
     return grid
 
 
+def joined(grid: Grid, before: Grid) -> Grid | None:
+    """A grid with the methods, seeds and values of another one too; None if keys are others."""
+    added = {sweep.key: sweep for sweep in grid.sweeps}
+    if {sweep.key for sweep in before.sweeps} != added.keys():
+        return None
+    own = {label_of(method): method for method in grid.methods()}
+    held = {label_of(method): method for method in before.methods()}
+    methods = [*(held | own).values()]
+    sweeps = [
+        Sweep(each.key, tuple(dict.fromkeys([*each.values, *added[each.key].values])))
+        for each in before.sweeps
+    ]
+    return replace(
+        grid,
+        tables={**grid.tables, "method": methods if len(methods) > 1 else methods[0]},
+        seeds=tuple(dict.fromkeys([*before.seeds, *grid.seeds])),
+        sweeps=tuple(sweeps),
+    )
+
+
 def sweep_of(text: str) -> Sweep:
     """`method.lr=0.01,0.1`, or a range to search in: `method.lr=0.001..0.1,log`."""
     key, equals, values = text.partition("=")
@@ -156,7 +179,8 @@ def sweep_of(text: str) -> Sweep:
             f"--sweep {text}: write a key of the recipe and its values, "
             "e.g. --sweep method.lr=0.01,0.1"
         )
-    return Sweep(key.strip(), *_values(values.strip()))
+    listed, span = _values(values.strip())
+    return Sweep(key.strip(), tuple(_settled(value) for value in listed), span)
 
 
 def point_name(values: Mapping[str, Any]) -> str:
@@ -209,8 +233,18 @@ def _span(text: str) -> Span | None:
     return Span(low, high, bool(way))
 
 
+def _settled(value: Any) -> Any:
+    """A reference to a file as it is meant on the command line, wherever it is read again."""
+    return absolute(value, Path.cwd()) if isinstance(value, str) else value
+
+
+def plain(value: Any) -> Any:
+    """A value for names: of a reference to a file without where it lies."""
+    return without_folder(value) if isinstance(value, str) else value
+
+
 def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(plain(value))
 
 
 def _reaches(key: str, method: Table) -> bool:

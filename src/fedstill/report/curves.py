@@ -158,7 +158,7 @@ def traces(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Trace]]:
         if name not in known:
             raise BadValue(unknown("number", name, known))
     groups, _ = gather(runs)
-    return {
+    each = {
         name: [
             found
             for method, members in groups.items()
@@ -166,6 +166,10 @@ def traces(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Trace]]:
         ]
         for name in names
     }
+    for name in names:
+        if not each[name]:
+            raise BadValue(f"{name}: there is no round in which all seeds of a method have it")
+    return each
 
 
 def logged_rows(

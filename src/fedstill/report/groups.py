@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 from fedstill.core.errors import BadValue, unknown
@@ -29,6 +30,7 @@ DIRECTIONS = ("up", "down", "peer")
 
 _OF_ACCURACY = (*SCORES, *BY_CLIENT.values(), "accuracy_by_client", "accuracy_matrix")
 _SEED = "seed"
+_OWN_SEEDS = ("run.seed", _SEED)
 MOST_DIFFERENCES = 4  # values by which a row is named
 _NOT_THE_EXPERIMENT = (
     "engine",
@@ -97,6 +99,7 @@ class Group:
     others: Mapping[str, Statistic]  # by metric, the average that stands for the runs
     by_seed: Mapping[str, Mapping[str, float]]  # by score, then by seed
     lower: frozenset[str] = frozenset()  # metrics whose best value is the lowest
+    apart: bool = False  # some metric differs between test sets, so these are not one
 
     @property
     def main(self) -> str | None:
@@ -225,7 +228,14 @@ def group_of(name: str, runs: Sequence[Run], metric: str = ACCURACY) -> Group:
         others=_others([run.summary for run in runs]) if metric == ACCURACY else {},
         by_seed=_by_seed(runs, summaries),
         lower=frozenset(_lower(runs)),
+        apart=any(_apart(run.summary) for run in runs),
     )
+
+
+def _apart(summary: Mapping[str, Any]) -> bool:
+    """Whether any metric of a run, not only the one shown, differs between test sets."""
+    shown = [scores_of(summary, metric) for metric in (ACCURACY, *_table(summary, "metrics"))]
+    return any(len({*by_test_set(scores).values()}) > 1 for scores in shown)
 
 
 def _by_seed(
@@ -234,7 +244,7 @@ def _by_seed(
     """Each score of each seed, for tests that pair runs."""
     return {
         score: {
-            _seed(run): float(summary[score])
+            _every_seed(run): float(summary[score])
             for run, summary in zip(runs, summaries, strict=True)
             if summary.get(score) is not None
         }
@@ -268,7 +278,7 @@ def _others(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
 
 def by_test_set(summary: Mapping[str, Any]) -> Mapping[str, float]:
     """Accuracy on each test set: the server's model's, or the mean over the clients' models."""
-    if "accuracy_by_client" in summary:
+    if summary.get("accuracy_by_client") is not None:
         return _table(summary, "accuracy_by_client")
     matrix = _table(summary, "accuracy_matrix")
     names = matrix.get("test_sets", [])
@@ -344,8 +354,9 @@ def _names(settings: Sequence[Setting]) -> list[str]:
             name = f"{name} ({_difference(setting, alike)})"
         elif plain.count(name) > 1:
             name = f"{name} ({_where(setting, settings)})"
-        # Values too many to name may leave two alike; a number keeps both.
-        names.append(f"{name} #{names.count(name) + 1}" if name in names else name)
+        # Values too many to name may leave several alike; numbers keep them all.
+        numbered = (f"{name} #{number}" for number in count(2))
+        names.append(name if name not in names else next(n for n in numbered if n not in names))
     return names
 
 
@@ -393,6 +404,13 @@ def _seed(run: Run) -> str:
 def _seeds(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Every seed of a recipe, so that only a true repetition counts as one."""
     return {key: value for key, value in _flat(recipe).items() if key.split(".")[-1] == _SEED}
+
+
+def _every_seed(run: Run) -> str:
+    """The seed of a run, with others of its recipe but those that are 0, as they are untold."""
+    others = {key: value for key, value in _seeds(run.recipe).items() if key not in _OWN_SEEDS}
+    said = sorted(f"{key} {value}" for key, value in others.items() if value)
+    return ", ".join([_seed(run), *said])
 
 
 def _kept(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +20,6 @@ Judgement = Literal[
     "confirmed", "smaller", "smaller or none", "refuted", "undecided", "not measured"
 ]
 PAPERS, RUNS = "papers", "runs"  # folders of a ledger
-# Two-sided 95 % of Student's distribution, for 1, 2, … differences more than one.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-NORMAL = 1.96
 
 
 @dataclass(frozen=True)
@@ -211,7 +207,7 @@ def judged_of(claim: Claim, entries: Sequence[Entry]) -> Judged:
     found = statistic(paired.values())
     if found is None:
         return Judged(claim, "not measured", {}, None, None)
-    half = None if found.spread is None else interval(found)
+    half = found.half_width
     return Judged(claim, _judgement(claim.by, found.mean, half), paired, found.mean, half, changes)
 
 
@@ -268,12 +264,6 @@ def _alike(some: Sequence[Measured], others: Sequence[Measured]) -> tuple[Measur
 def _around(changes: Sequence[str]) -> list[str]:
     """Changes of data, networks and rounds, which both methods of a claim must share."""
     return sorted(change for change in changes if not change.startswith("method."))
-
-
-def interval(found: Statistic) -> float:
-    """Half the width of the 95 % interval of a mean, by Student's distribution."""
-    factor = STUDENT[found.n - 2] if found.n - 2 < len(STUDENT) else NORMAL
-    return factor * (found.spread or 0.0) / math.sqrt(found.n)
 
 
 def read_entries(folder: Path) -> list[Entry]:

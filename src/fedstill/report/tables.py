@@ -477,7 +477,7 @@ def _score(group: Group, name: str, shown: Sequence[str]) -> Statistic | None:
 
 def _one_test_set(section: Section) -> bool:
     """Whether clients share their test set: each common model scores the same for all of them."""
-    if any(SERVER_SCORE not in group.scores for group in section.groups):
+    if any(SERVER_SCORE not in group.scores or group.apart for group in section.groups):
         return False
     scored = [set(group.targets.values()) for group in section.groups]
     return len(section.targets) > 1 and all(len(values) == 1 for values in scored)

@@ -18,6 +18,7 @@ from fedstill.core.method import Method
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId
+from fedstill.core.texts import text_of
 from fedstill.data import Collection
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
@@ -139,16 +140,9 @@ def code_of(method: Method) -> str | None:
             path = inspect.getsourcefile(kind)
             files[str(path)] = Path(str(path)).read_bytes()
         except (TypeError, OSError):
-            files[kind.__qualname__] = _text(kind).encode()
+            files[kind.__qualname__] = (text_of(kind) or "").encode()
     texts = [files[name] for name in sorted(files)]
     return hashlib.sha256(b"\0".join(texts)).hexdigest() if texts else None
-
-
-def _text(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (TypeError, OSError):
-        return ""
 
 
 # Values that tell a person nothing but that they differ.

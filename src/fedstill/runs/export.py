@@ -34,6 +34,7 @@ from fedstill.logbook.reader import check_single
 from fedstill.models import MODELS, Module, standalone
 from fedstill.models.plain import fits, standalone_options
 from fedstill.recipe.build import experiment_of
+from fedstill.recipe.tables import Recipe
 from fedstill.runs.digest import normalisation, plain
 from fedstill.runs.recipes import recipe_of
 
@@ -61,6 +62,11 @@ NO_CODE = (
     "with fedstill, or write a module with these names"
 )
 
+EACH_ITS_OWN = (
+    "every site normalises its inputs by the mean and standard deviation of its own training "
+    "examples, which only it knows"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Export:
@@ -85,10 +91,21 @@ class Export:
         return replace(self, description={**self.description, "metrics": scores})
 
 
-def of_folder(folder: Path, node: NodeId | None = None, round: int | None = None) -> Export:
-    """The model of a run folder: the server's, a client's by name, of any round that was kept."""
+def of_folder(
+    folder: Path,
+    node: NodeId | None = None,
+    round: int | None = None,
+    *,
+    apart: Mapping[NodeId, Model] | None = None,
+) -> Export:
+    """The model of a run folder: the server's, a client's by name, of any round that was kept.
+
+    Of a run whose parties keep their data `apart` are their networks.
+    """
     path = _checkpoint(folder, round)
     rows = read_run(folder).metrics
+    if apart is not None:
+        return of_parties(recipe_of(folder), path, apart, node).with_scores(rows)
     if not (folder / "recipe.toml").exists() and (folder / "experiment.json").exists():
         return of_objects(folder, path, node).with_scores(rows)
     experiment = experiment_of(recipe_of(folder))
@@ -129,6 +146,41 @@ def of_objects(folder: Path, path: Path, node: NodeId | None = None) -> Export:
         **_noted(WEIGHTS_ALONE if model is None else _note(model, weights)),
     }
     return Export(chosen, weights, model, description, code)
+
+
+def of_parties(
+    recipe: Recipe, path: Path, networks: Mapping[NodeId, Model], node: NodeId | None = None
+) -> Export:
+    """The model in a checkpoint of a run between parties that keep their data, without these."""
+    round, who = checkpoint.listed(path)
+    holders = [name for name in who if _weights_in(checkpoint.tensors(path, name))]
+    if not holders:
+        raise RunFolderError("no model is in this folder; clients keep theirs at their sites")
+    if node in networks and node not in (SERVER, *holders):
+        raise RunFolderError(
+            f"no model of {node} is in this folder; what {node} keeps is at its site. Here are "
+            f"those of {', '.join(holders)}"
+        )
+    chosen = _chosen(node, list(networks), holders)
+    weights, model = _weights_in(checkpoint.tensors(path, chosen)), networks[chosen]
+    own = fits(model, weights)
+    given = {
+        key: recipe.data.options.get(key, getattr(recipe.data, key)) for key in ("mean", "std")
+    }
+    known = None not in given.values()
+    notes = [_note(model, weights), None if known else EACH_ITS_OWN]
+    description = {
+        "node": chosen,
+        "round": round,
+        "method": type(recipe.method).__name__,
+        "network": plain(model.describe()),
+        "shape": list(model.shape),
+        "classes": model.classes,
+        "normalisation": given if known else {},
+        **_noted("; ".join(note for note in notes if note) or None),
+    }
+    saved = model.state_dict(weights) if own else weights
+    return Export(chosen, saved, model, description, _code(model) if own else None)
 
 
 def of_states(

@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import BadValue, FedstillError, RecipeError, RunFolderError, unknown
 from fedstill.core.files import write_whole
+from fedstill.core.method import Method, Place
+from fedstill.engines import checkpoint
 from fedstill.engines.ranks.protocol import Transport
 from fedstill.federation.run import Watch
 from fedstill.logbook.reader import GRID_FILE
@@ -18,15 +21,31 @@ from fedstill.logbook.writer import write_json
 from fedstill.metrics import lowest, name_of
 from fedstill.recipe.changes import label_of
 from fedstill.recipe.check import checked
-from fedstill.recipe.grid import Grid, Point, Sweep, grid_of, point_name, short_keys
+from fedstill.recipe.grid import (
+    Grid,
+    Point,
+    Sweep,
+    grid_of,
+    joined,
+    plain,
+    point_name,
+    short_keys,
+)
 from fedstill.recipe.read import read_recipe
 from fedstill.recipe.tables import GRID, Recipe
 from fedstill.recipe.toml import toml_text
-from fedstill.report.groups import ACCURACY, CLIENT_SCORES, SCORES, SERVER_SCORE, scores_of
+from fedstill.report.groups import (
+    ACCURACY,
+    BEST_SCORE,
+    CLIENT_SCORES,
+    SCORES,
+    SERVER_SCORE,
+    scores_of,
+)
 from fedstill.runs import folder as folders
 from fedstill.runs.digest import decisive
 from fedstill.runs.recipes import begin_held, recipe_of, resume_held, seeded
-from fedstill.runs.session import check_same
+from fedstill.runs.session import check_rounds, check_same
 
 HELD_OUT, CHOSEN = "held-out", "chosen"  # folders of a grid in which values are chosen
 CHOICE = "choice.json"
@@ -60,17 +79,25 @@ class Cell:
 PlayAll = Callable[[Sequence[Cell]], None]
 
 
-def cells_of(grid: Grid, out: Path, points: Sequence[Point] | None = None) -> list[Cell]:
-    """A cell for each point and seed: `out` itself for a single run, else folders below it."""
+def cells_of(
+    grid: Grid, out: Path, points: Sequence[Point] | None = None, like: Grid | None = None
+) -> list[Cell]:
+    """A cell for each point and seed: `out` itself for a single run, else folders below it.
+
+    A part of a larger grid lies where that has it, `like` which it is.
+    """
     points = grid.points() if points is None else points
     several = len({point.recipe.label for point in points}) > 1
+    seeds = len(grid.seeds) > 1
+    if like is not None:
+        several, seeds = several or len(like.methods()) > 1, seeds or len(like.seeds) > 1
     made: dict[Path, Cell] = {}
     for point in points:
         recipe = point.recipe
         place = out / folders.safe(recipe.label) if several else out
         place = place / _folder_name(point.values) if point.values else place
         for seed in grid.seeds:
-            folder = place / f"seed-{seed}" if len(grid.seeds) > 1 else place
+            folder = place / f"seed-{seed}" if seeds else place
             if folder in made:
                 raise RecipeError(
                     f"method.label: {made[folder].title!r} and {recipe.label!r} would share the "
@@ -80,13 +107,41 @@ def cells_of(grid: Grid, out: Path, points: Sequence[Point] | None = None) -> li
     return list(made.values())
 
 
-def first_cells(grid: Grid, out: Path) -> list[Cell]:
+def first_cells(grid: Grid, out: Path, like: Grid | None = None) -> list[Cell]:
     """The cells that are known before any has run."""
     if grid.search:
         return []
     if grid.select:
-        return cells_of(grid.holding_out(), out / HELD_OUT)
-    return cells_of(grid, out)
+        return cells_of(grid.holding_out(), out / HELD_OUT, like=like)
+    return cells_of(grid, out, like=like)
+
+
+def whole_of(grid: Grid, cells: Sequence[Cell], out: Path) -> tuple[Grid, Sequence[Cell]] | None:
+    """A grid with all that a folder holds already; None where it holds these cells and others.
+
+    Nothing that was begun is forgotten: methods, seeds and values are added to what is there.
+    """
+    if grid.search or not (out / GRID_FILE).exists():
+        return grid, cells
+    table = read_recipe(out / GRID_FILE).get(GRID, {})
+    held = {cell for cell in table.get("cells", []) if cell.split("/")[0] != CHOSEN}
+    if held <= _places(cells, out):
+        return grid, cells
+    if _places(cells, out) <= held and not grid.select:
+        return None
+    more = joined(grid, read_grid(out))
+    every = [] if more is None or grid.select else cells_of(more, out)
+    if more is None or (missing := held - _places(every, out)):
+        told = ", ".join(sorted(held if more is None else missing)[:3])
+        raise RunFolderError(
+            f"{out} holds a grid of which this command leaves out {told}; name the methods, seeds "
+            "and values that it has beside new ones, or give another folder with --out"
+        )
+    return more, every
+
+
+def _places(cells: Sequence[Cell], out: Path) -> set[str]:
+    return {cell.folder.relative_to(out).as_posix() for cell in cells}
 
 
 def possible_cells(grid: Grid, out: Path) -> list[Cell]:
@@ -124,6 +179,10 @@ def check_same_grid(cells: Sequence[Cell], out: Path) -> None:
             begun = cell.begun
         if begun:
             _check_recipe(cell)
+            if saved := checkpoint.reached(cell.folder / "checkpoints"):
+                played, beside = saved
+                ended = beside.get("ended", False)
+                check_rounds(cell.folder, cell.recipe.run.rounds, played, ended=ended)
 
 
 def _going_on(out: Path) -> str:
@@ -150,7 +209,7 @@ def _begun_in(out: Path) -> bool:
 def write_grid(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
     """What the whole is, so that it can be gone on with, and the order of its cells."""
     tables = grid.as_tables()
-    order = [str(cell.folder.relative_to(out)) for cell in cells]
+    order = [cell.folder.relative_to(out).as_posix() for cell in cells]
     tables[GRID] = {**tables[GRID], "cells": order}
     with folders.writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -202,7 +261,10 @@ def chosen(grid: Grid, cells: Sequence[Cell]) -> list[Choice]:
         whole = [each for each in points.values() if all(cell.finished for cell in each)]
         if not whole:
             raise RunFolderError(f"no point of {label} has finished, so none can be chosen")
-        scored = [(mean_score(each, grid.select), each[0].values) for each in whole]
+        means = [(mean_score(each, grid.select), each[0].values) for each in whole]
+        scored = [(score, values) for score, values in means if score is not None]
+        if not scored:
+            raise _without_score(whole[0][0].folder, grid.select)
         sign = -1 if lower_is_better(cells[0].recipe, grid.select) else 1
         best = max(scored, key=lambda pair: sign * pair[0])
         table = [{"values": dict(values), "score": score} for score, values in scored]
@@ -259,33 +321,51 @@ def search(grid: Grid, out: Path, play_all: PlayAll) -> list[Cell]:
                 above = place / label if len(held.methods()) > 1 else place
                 done[name] = cells_of(held, above, [point])
                 play_all(done[name])
-            study.tell(trial, mean_score(done[name], grid.select))
+            score = None
+            if all(cell.finished for cell in done[name]):
+                score = mean_score(done[name], grid.select)
+            if score is None:  # as where training diverged
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, score)
         played += [cell for cells in done.values() for cell in cells]
     return played
 
 
-def mean_score(cells: Iterable[Cell], name: str) -> float:
-    """The mean over seeds of a score by which values are chosen."""
+def mean_score(cells: Iterable[Cell], name: str) -> float | None:
+    """The mean over seeds of a score by which values are chosen; None where one has none."""
     scores = [score_of(cell.folder, name) for cell in cells]
-    return sum(scores) / len(scores)
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if len(known) == len(scores) else None
 
 
-def score_of(folder: Path, name: str) -> float:
-    """A score of a finished run: an average of the papers, or a metric by its name."""
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+def score_of(folder: Path, name: str) -> float | None:
+    """A score of a finished run: an average of the papers, or a metric by its name.
+
+    None where it has none, or no finite one.
+    """
+    summary = _summary(folder)
     if name in SCORES:
         found = summary.get(name)
     else:
         table = scores_of(summary, name)
         scores = (table.get(key) for key in (SERVER_SCORE, *CLIENT_SCORES))
         found = next((score for score in scores if score is not None), None)
-    if found is None:
-        known = [key for key in SCORES if summary.get(key) is not None]
-        raise BadValue(
-            f"--select {name}: {folder} has no such score; it has "
-            f"{', '.join([*known, *summary.get('metrics', {})])}"
-        )
-    return float(found)
+    return float(found) if found is not None and isfinite(found) else None
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _without_score(folder: Path, name: str) -> BadValue:
+    summary = _summary(folder)
+    known = [key for key in SCORES if summary.get(key) is not None]
+    return BadValue(
+        f"--select {name}: {folder} has no such score, or none that is finite; it has "
+        f"{', '.join([*known, *summary.get('metrics', {})])}"
+    )
 
 
 def check_score(name: str, recipes: Sequence[Recipe]) -> None:
@@ -293,6 +373,20 @@ def check_score(name: str, recipes: Sequence[Recipe]) -> None:
     known = [*SCORES, ACCURACY, "loss", *(name_of(m) for r in recipes for m in r.run.metrics)]
     if name not in known:
         raise RecipeError("--select: " + unknown("score", name, dict.fromkeys(known)))
+    without = {r.label: None for r in recipes if not _may_have(r.method, name)}
+    if without:
+        whose = "clients'" if name in CLIENT_SCORES else "the server's"
+        raise RecipeError(
+            f"--select {name}: {', '.join(without)} would have no such score, which is of {whose} "
+            "models; accuracy is there for every method"
+        )
+
+
+def _may_have(method: Method, name: str) -> bool:
+    """Whether a score is of the models that a method scores."""
+    if name in CLIENT_SCORES:
+        return method.scored is Place.CLIENTS or method.scores_own
+    return method.scored is Place.SERVER or name not in (SERVER_SCORE, BEST_SCORE)
 
 
 def lower_is_better(recipe: Recipe, name: str) -> bool:
@@ -313,7 +407,7 @@ def _check_recipe(cell: Cell) -> None:
 
 def _folder_name(values: Mapping[str, Any]) -> str:
     """`lr-0.01_mu-1`: a point as the name of a folder."""
-    words = [f"{key}-{value}" for key, value in short_keys(values).items()]
+    words = [f"{key}-{plain(value)}" for key, value in short_keys(values).items()]
     name = folders.safe("_".join(words))
     if len(name) <= LONGEST:
         return name

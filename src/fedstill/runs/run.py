@@ -17,6 +17,7 @@ from fedstill.core.errors import BadValue, RunFolderError, unknown
 from fedstill.core.method import Method, Place
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
+from fedstill.core.precision import other_defaults
 from fedstill.core.records import NodeId, State, Weights
 from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution
@@ -66,6 +67,10 @@ class Trained:
                 f"inputs must be floats as a client normalises its own, but are {inputs.dtype}; "
                 "population.party(name).test.all().x holds such"
             )
+        if inputs.shape[1:] != torch.Size(self.network.shape):
+            wanted = ", ".join(map(str, ("example", *self.network.shape)))
+            one = "; for one example x[None]" if inputs.shape == self.network.shape else ""
+            raise BadValue(f"inputs must be [{wanted}], but are {list(inputs.shape)}{one}")
         logits: Tensor = self._predict(inputs.float())
         return logits
 
@@ -140,7 +145,7 @@ class Run(reader.Run):
         experiment = self._experiment()
         known = (SERVER, *experiment.population.clients)
         if node not in known:
-            raise RunFolderError(unknown("party", node, known))
+            raise RunFolderError(unknown("party", str(node), known))
         engine = self._engine(experiment)
         state = engine.memory(node)
         if not _keeps_a_model(experiment.method, node, state):
@@ -183,6 +188,8 @@ class Run(reader.Run):
         if self.engine is not None:
             return self.engine
         assert self.folder is not None
+        if not self.folder.exists():
+            raise RunFolderError(f"there is no run folder {self.folder}, seen from {Path.cwd()}")
         engine = InProcess(experiment, Execution(device="cpu"))
         if engine.load(self.folder / "checkpoints", digest=None) is None:
             raise RunFolderError(f"{self.folder} holds no checkpoint, so there is no model in it")
@@ -252,6 +259,8 @@ def run(
     """
     chosen = Execution() if execution is None else execution
     _check(experiment, chosen)
+    if watch is not None and not callable(watch):
+        raise BadValue(f"watch = {watch!r}: must be a function of a Progress, such as print")
     keeping = Keeping(checkpoint_every, keep_checkpoints, pictures)
     if resume and folder is None:
         raise RunFolderError("resume: a run goes on from its folder; give the one it was begun in")
@@ -268,7 +277,7 @@ def run(
     if folder is not None:
         return read(folder, experiment=experiment)
     return Run(
-        rows.metrics, rows.messages, rows.notes, None, session.summary(rows),
+        rows.metrics, rows.messages, rows.notes, None, reader.Summary(session.summary(rows)),
         json.loads(session.about.text), environment(), experiment, session.engine,
         session.gallery,
     )  # fmt: skip
@@ -281,6 +290,8 @@ def _check(experiment: Experiment, execution: Execution) -> None:
         raise BadValue(f"run plays an Experiment(method, population, rounds=…), not a {kind}")
     if not isinstance(execution, Execution):
         raise BadValue(f"execution must be an Execution, not {execution!r}; write Execution(…)")
+    if wrong := other_defaults():
+        raise BadValue(wrong)
     if experiment.rounds == 0 and experiment.method.each_round():
         raise BadValue("rounds = 0: must be at least 1")
 
@@ -305,6 +316,8 @@ def compare(runs: Iterable[reader.Run | Path | str], metric: str = "accuracy") -
     """
     from fedstill.report import tables
 
+    if not isinstance(metric, str):
+        raise BadValue("several runs are compared as a list: fedstill.compare([first, second])")
     return tables.compare(_read(runs), metric)
 
 
@@ -320,6 +333,8 @@ def plot(
     """
     from fedstill.report import canvas, plots
 
+    if isinstance(path, reader.Run):
+        raise BadValue("several runs are drawn as a list: fedstill.plot([first, second], path)")
     found = _read(runs)
     drawn = {"round": plots.by_round, "bytes": plots.by_bytes}
     if by not in drawn:

@@ -174,11 +174,7 @@ class Session:
 
     def _check_rounds(self, folder: Path, saved: checkpoint.Saved) -> None:
         wanted, ended = self.experiment.rounds, saved.extra.get("ended", False)
-        if wanted < saved.round or (wanted == saved.round and not ended):
-            raise RunFolderError(
-                f"{folder} was to play more and has played {saved.round} rounds already, so it "
-                f"cannot end after run.rounds = {wanted}; run the recipe again in a new folder"
-            )
+        check_rounds(folder, wanted, saved.round, ended=ended)
         if wanted > saved.round and ended and self.experiment.method.after():
             raise RunFolderError(
                 f"{folder} cannot get more rounds: {self.about.method} has played its steps after "
@@ -372,6 +368,15 @@ def spread(own: InProcess, transport: Transport | None) -> Engine:
 def standing(digest: str) -> Ready:
     """What all ranks must share."""
     return Ready(digest, f"{source.own_version()}, torch {torch.__version__}")
+
+
+def check_rounds(folder: Path, wanted: int, played: int, *, ended: bool) -> None:
+    """Refuse to end a run after fewer rounds than it has played."""
+    if wanted < played or (wanted == played and not ended):
+        raise RunFolderError(
+            f"{folder} was to play more and has played {played} rounds already, so it cannot end "
+            f"after run.rounds = {wanted}; run the recipe again in a new folder"
+        )
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

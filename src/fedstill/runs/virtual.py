@@ -46,8 +46,12 @@ def virtual_sets(
     execution: Execution,
     cache: FolderCache,
     transport: Transport | None = None,
+    key: bytes | None = None,
 ) -> tuple[dict[NodeId, Data], Sequence[Spending]]:
-    """What the clients of an experiment distil from their data; of other ranks, their own."""
+    """What the clients of an experiment distil from their data; of other ranks, their own.
+
+    At a private site the noise is of its `key`.
+    """
     warm_up = Experiment(
         virtual,
         experiment.population,
@@ -56,9 +60,10 @@ def virtual_sets(
         topology=experiment.topology,
         privacy=experiment.privacy,
     )
-    warm_up = calibrated(warm_up, execution)
+    warm_up = calibrated(warm_up, execution, key)
     log = MemoryLog()
     own = engine_of(warm_up, replace(execution, memory_limit=None), cache=cache)
+    own.key = key
     engine = spread(own, transport)
     if transport is not None and transport.rank != LEADER:
         serve(Follower(own), transport)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fedstill.channels.coded import unwrapped
 from fedstill.core.errors import BadValue, SiteError, WireError, told
 from fedstill.core.method import Place, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
-from fedstill.core.ranges import Positive, Whole
+from fedstill.core.ranges import Range, Whole
 from fedstill.core.records import Direction, NodeId, Record
+from fedstill.core.release import Spending
 from fedstill.engines import scoring
 from fedstill.engines.checkpoint import Saved
 from fedstill.engines.engine import Outcome
@@ -25,6 +26,7 @@ from fedstill.engines.ranks.protocol import AtSite, Spent
 from fedstill.engines.scoring import Scores
 from fedstill.metrics import chosen
 from fedstill.privacy.accounting import LEAST_SIGMA
+from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.exchange import Exchange, Silence, Stopped
 from fedstill.sites.own_node import OwnNode
@@ -45,6 +47,9 @@ from fedstill.wire import codec
 R = TypeVar("R", bound=Record)
 MOST_SPENT = 1000  # rows of a ledger for one step
 MOST_RELEASES = 2**20  # in one of them
+MOST_SIGMA = 1e9  # noise of a release; an accountant overflows far beyond
+ALL_BUT = 1 - 1e-6  # rate of a sample that is not everybody; nearer to 1 an accountant fails
+Seconds = Annotated[float, Range(0, 1e9, open_low=True)]  # a line can wait no longer
 ASKED = "asked"  # what is said of a site that was asked and has not answered yet
 
 
@@ -52,9 +57,9 @@ ASKED = "asked"  # what is said of a site that was asked and has not answered ye
 class Patience:
     """How long a coordinator waits, in seconds, and for how many."""
 
-    start: Positive = 600.0  # for all sites to be there, and for steps before the first round
-    step: Positive = 600.0  # for the answers to one request
-    gone: Positive = 90.0  # for one whose connection is lost to come back
+    start: Seconds = 600.0  # for all sites to be there, and for steps before the first round
+    step: Seconds = 600.0  # for the answers to one request
+    gone: Seconds = 90.0  # for one whose connection is lost to come back
     least: Whole = 1  # sites that must answer in each step; with fewer the run stops
 
 
@@ -283,7 +288,7 @@ class Away(OwnNode):
             messages = letters.opened(answer.letters, self.inner.device)
             outcome = outcome_of(answer.left, messages, round, step.name, node)
             check_kind(step, outcome)
-            self._check_spent(answer.left.spent)
+            check_spent(answer.left.spent, self.experiment.privacy)
             marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
         except (WireError, KeyError) as error:
             return Outcome(absent=f"sent what cannot be read: {told(str(error))}")
@@ -298,21 +303,6 @@ class Away(OwnNode):
             spent=tuple(replace(row, mechanism=told(row.mechanism)) for row in outcome.spent),
             rejected={s: told(w) for s, w in outcome.rejected.items() if s in inbox},
         )
-
-    def _check_spent(self, rows: Sequence[Spent]) -> None:
-        """Refuse rows of a ledger that nobody can account for, or that nobody asked for."""
-        privacy = self.experiment.privacy
-        if rows and privacy is None:
-            raise WireError("it says what it spent, but the recipe has no privacy")
-        if len(rows) > MOST_SPENT:
-            raise WireError(f"{len(rows)} rows of a ledger came, the limit is {MOST_SPENT}")
-        for row in rows if privacy is not None and privacy.valid else ():
-            noisy = row.sigma >= LEAST_SIGMA and 0 <= row.rate <= 1
-            if not (noisy and 0 <= row.releases <= MOST_RELEASES):
-                raise WireError(
-                    f"it says that it spent {row.releases} releases at rate {row.rate:g} with "
-                    f"noise {row.sigma:g}, which no plan has"
-                )
 
     def _check_enough(self, step: Step, round: int, outcomes: Mapping[NodeId, Outcome]) -> None:
         """Stop where too few answered; the last checkpoint is there to go on from."""
@@ -364,3 +354,31 @@ def _checked_mark(mark: str) -> str:
     if not fits:
         raise WireError(f"{mark[:80]!r} is no mark of a memory")
     return mark
+
+
+def check_spent(rows: Sequence[Spent], privacy: Privacy | None) -> None:
+    """Refuse rows of a ledger that nobody can account for, or that nobody asked for."""
+    if rows and privacy is None:
+        raise WireError("it says what it spent, but the recipe has no privacy")
+    if len(rows) > MOST_SPENT:
+        raise WireError(f"{len(rows)} rows of a ledger came, the limit is {MOST_SPENT}")
+    for row in rows if privacy is not None and privacy.valid else ():
+        noisy = LEAST_SIGMA <= row.sigma <= MOST_SIGMA
+        sampled = 0 <= row.rate <= ALL_BUT or row.rate == 1
+        if not (noisy and sampled and 0 <= row.releases <= MOST_RELEASES):
+            raise WireError(
+                f"it says that it spent {row.releases} releases at rate {row.rate:g} with "
+                f"noise {row.sigma:g}, which no plan has"
+            )
+
+
+def spent_before(site: NodeId, present: Present, privacy: Privacy | None) -> list[Spending]:
+    """What a site says that it spent before the run, on virtual data."""
+    try:
+        check_spent(present.spent, privacy)
+    except WireError as error:
+        raise SiteError(f"{site}: {error}") from error
+    return [
+        Spending(0, "warm_up", site, told(row.mechanism), row.sigma, row.rate, row.releases)
+        for row in present.spent
+    ]

@@ -93,7 +93,12 @@ def signed(
     if [attribute.value for attribute in told] != [name]:
         said = ", ".join(str(attribute.value) for attribute in told) or "nobody"
         raise SiteError(f"the request is of {said}, but a certificate for {name} is asked for")
-    now = datetime.now(UTC)
+    now, last = datetime.now(UTC), authority.certificate.not_valid_after_utc
+    if days > (most := (last - now).days):
+        raise SiteError(
+            f"a certificate for {days} days would outlive the authority that signs it, which is "
+            f"valid until {_day(last)}; give --days {most} or fewer"
+        )
     made = (
         x509.CertificateBuilder()
         .subject_name(_name(name))
@@ -204,7 +209,7 @@ def _wrong_host(own: Credentials, made: x509.Certificate, host: str | None) -> I
     names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     known = {*names.get_values_for_type(x509.DNSName)}
     known |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
-    if host not in known:
+    if str(_host(host).value) not in known:
         yield f"{own.certificate} is for {', '.join(sorted(known))}, not for the address {host}"
 
 

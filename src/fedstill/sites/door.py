@@ -12,6 +12,7 @@ import hmac
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,19 +34,22 @@ def serve(
 ) -> None:
     """Answer one caller after the other until the run is over.
 
-    The socket is for the owner and the group of its folder. A caller that does not know the secret,
-    breaks off, says nothing, or announces more than `most` bytes is let go; the next one is served.
+    The socket is for the owner and the group of its folder, and is there once it can be called. A
+    caller that does not know the secret, breaks off, says nothing, or announces more than `most`
+    bytes is let go; the next one is served.
     """
     if len(str(path)) > LONGEST_PATH:
         raise OSError(f"{path} is longer than {LONGEST_PATH} characters, too long for a socket")
-    path.unlink(missing_ok=True)
+    made = path.with_name(path.name + "~")
+    made.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         before = os.umask(0o117)
         try:
-            listener.bind(str(path))
+            listener.bind(str(made))
         finally:
             os.umask(before)
         listener.listen(8)
+        made.replace(path)
         listener.settimeout(LOOK)
         try:
             while not over():
@@ -64,7 +68,7 @@ def _answered(
     with call:
         try:
             call.settimeout(GREETING)
-            _greet_caller(call, secret)
+            _greet_caller(call, secret, time.monotonic() + GREETING)
             call.settimeout(PATIENCE)
             _put(call, answer(_taken(call, most)))
         except (OSError, EOFError):
@@ -99,10 +103,10 @@ def read_secret(path: Path | str) -> bytes:
     return secret
 
 
-def _greet_caller(call: socket.socket, secret: bytes) -> None:
+def _greet_caller(call: socket.socket, secret: bytes, until: float) -> None:
     challenge = secrets.token_bytes(SECRET)
     call.sendall(challenge)
-    proof, asked = _exactly(call, SECRET), _exactly(call, SECRET)
+    proof, asked = _exactly(call, SECRET, until), _exactly(call, SECRET, until)
     if not hmac.compare_digest(proof, _proof(secret, b"caller", challenge)):
         raise OSError("the caller does not know the secret of this door")
     call.sendall(_proof(secret, b"site", asked))
@@ -133,10 +137,13 @@ def _taken(call: socket.socket, most: int) -> bytes:
     return _exactly(call, size)
 
 
-def _exactly(call: socket.socket, size: int) -> bytes:
+def _exactly(call: socket.socket, size: int, until: float | None = None) -> bytes:
+    """So many bytes; with `until` all of them by then, however often some more come."""
     made = bytearray(size)
     view, got = memoryview(made), 0
     while got < size:
+        if until is not None:
+            call.settimeout(max(0.001, until - time.monotonic()))
         count = call.recv_into(view[got:])
         if not count:
             raise EOFError("the other end hung up")

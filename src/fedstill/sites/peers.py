@@ -29,7 +29,9 @@ from fedstill.engines.scoring import Scores
 from fedstill.federation.sampling import Sampler
 from fedstill.sites.away import Patience, check_kind
 from fedstill.sites.exchange import TWICE
+from fedstill.sites.journal import Journal
 from fedstill.sites.own_node import OwnNode
+from fedstill.sites.private_acts import PrivateActs
 from fedstill.sites.words import Hello, difference
 from fedstill.wire import codec
 
@@ -83,11 +85,15 @@ class Mesh(Protocol):
     def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
         """What a peer says to this one, or to all, under a name; None if not in that time.
 
-        Nothing at all (`b""`) is the answer of one who has forgotten what it said.
+        Nothing at all (`b""`) is the answer of one who has no such word any more. What did not come
+        in time may be on its way, and is there when it is fetched again.
         """
 
     def forget(self, before: int) -> None:
         """Words of rounds before this one are no longer asked for; those of round 0 are."""
+
+    def passed(self, round: int) -> None:
+        """Of rounds before this one nothing is said any more; who waits for it is told so."""
 
     def here(self) -> set[NodeId]:
         """Who is connected."""
@@ -108,11 +114,23 @@ class Peers(OwnNode):
     name = "peers"
 
     def __init__(
-        self, inner: InProcess, mesh: Mesh, standing: Hello, patience: Patience | None = None
+        self,
+        inner: InProcess,
+        mesh: Mesh,
+        standing: Hello,
+        patience: Patience | None = None,
+        journal: Journal | None = None,
+        private: PrivateActs | None = None,
     ):
         check_no_server(inner.experiment.method)
+        if inner.experiment.privacy is not None and (private is None or inner.key is None):
+            raise SiteError(
+                "noise for privacy needs a key that only this peer has, and a log of what it has "
+                "released"
+            )
         super().__init__(inner, standing.node)
         self.mesh, self.standing = mesh, standing
+        self.journal, self.private = journal, private
         self.patience = patience or Patience()
         self.experiment = replace(
             inner.experiment, sampling=Catching(inner.experiment.sampling, self)
@@ -125,11 +143,25 @@ class Peers(OwnNode):
         self._twin_of: list[NodeId] = []  # who say that another process was here before this one
         self._pool = ThreadPoolExecutor(max(1, len(self.others)))
 
+    def save(self, folder: Path, round: int, **more: Any) -> None:
+        """A checkpoint of what is remembered here."""
+        super().save(folder, round, **more)
+        if self.journal is not None:
+            self.journal.saved(round)
+
     def load(self, folder: Path, *, digest: str | None) -> Saved | None:
         """Go on from the newest checkpoint that is whole."""
         saved = super().load(folder, digest=digest)
         self.round = 0 if saved is None else saved.round
+        for round, number, words in () if self.journal is None else self.journal.said():
+            for hearer, data in words.items():
+                self.mesh.say(f"{round}/{number}", data, hearer)
         return saved
+
+    def began(self, round: int) -> bool:
+        """Whether this peer has played in a round before, as far as it knows."""
+        kept = (self.journal, self.private)
+        return any(own.began(round) for own in kept if own is not None)
 
     def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
         """This peer's model on its own tests."""
@@ -149,20 +181,46 @@ class Peers(OwnNode):
         outcomes = {id: Outcome() for id in inboxes}
         if self.me not in inboxes:
             return outcomes
-        outcomes |= self.inner.play(step, round, {self.me: inboxes[self.me]}, toward)
-        if step.sends is None or toward is None:
+        inbox, act, speaks = inboxes[self.me], b"", step.sends is not None and toward is not None
+        if self.journal is not None and not speaks:
+            self.journal.say(round, self._at[1], {})  # that it has begun
+            self.journal.forget(round - KEPT)
+
+        def own() -> Outcome:
+            return self.inner.play(step, round, {self.me: inbox}, toward)[self.me]
+
+        if self.private is None:
+            outcomes[self.me] = own()
+        else:
+            act = self.private.act(step, round, inbox, toward)
+            outcomes[self.me] = self.private.played(step, round, act, own)
+        if not speaks:
             return outcomes
         awake, graph = list(inboxes), self.experiment.graph
         hearers = [id for id in graph.hearers(self.me, awake) if id not in (self.me, SERVER)]
-        self._say(step, round, outcomes[self.me], hearers)
+        self._say(self._words(step, round, outcomes[self.me], hearers), round, act)
         speakers = [id for id in awake if id != self.me and self.me in graph.hearers(id, awake)]
         return outcomes | self._heard(step, round, speakers)
 
-    def _say(self, step: Step, round: int, outcome: Outcome, hearers: Sequence[NodeId]) -> None:
+    def _say(self, words: Mapping[NodeId, bytes], round: int, act: bytes) -> None:
         """Leave a word for each hearer; what is meant for one, nobody else can ask for."""
+        if self.private is not None:
+            self.private.release(act, b"".join(words[hearer] for hearer in sorted(words)))
+        if self.journal is not None:
+            self.journal.say(round, self._at[1], words)
+            self.journal.forget(round - KEPT)
+        for hearer, data in words.items():
+            self.mesh.say(f"{round}/{self._at[1]}", data, hearer)
+        self.mesh.forget(round - KEPT)
+
+    def _words(
+        self, step: Step, round: int, outcome: Outcome, hearers: Sequence[NodeId]
+    ) -> dict[NodeId, bytes]:
+        """What an act leaves for each hearer."""
         letters, addressed = self._letters(), isinstance(outcome.message, Addressed)
         each = {} if outcome.message is None else by_hearer(outcome.message)
         made: dict[int | None, bytes] = {}  # by message: what several hear is written once
+        words: dict[NodeId, bytes] = {}
         for hearer in hearers:
             message = each.get(hearer if addressed else "")
             key = None if message is None else id(message)
@@ -175,8 +233,8 @@ class Peers(OwnNode):
                     letter, addressed, outcome.lost,
                 )  # fmt: skip
                 made[key] = codec.encode(said)
-            self.mesh.say(f"{round}/{self._at[1]}", made[key], hearer)
-        self.mesh.forget(round - KEPT)
+            words[hearer] = made[key]
+        return words
 
     def _letters(self) -> Letters:
         """For the words of one step."""
@@ -185,13 +243,16 @@ class Peers(OwnNode):
     def _heard(self, step: Step, round: int, speakers: Sequence[NodeId]) -> dict[NodeId, Outcome]:
         seconds = self.patience.step if round else self.patience.start
         until, number = time.monotonic() + seconds, self._at[1]
-        asked = {
-            peer: self._pool.submit(self._fetched, peer, round, number, until) for peer in speakers
-        }
-        return {
-            peer: self._outcome(step, peer, round, number, future.result())
-            for peer, future in asked.items()
-        }
+
+        def listen() -> dict[NodeId, bytes | str]:
+            asked = {
+                peer: self._pool.submit(self._fetched, peer, round, number, until)
+                for peer in speakers
+            }
+            return {peer: future.result() for peer, future in asked.items()}
+
+        words = listen() if self.journal is None else self.journal.heard(round, number, listen)
+        return {peer: self._outcome(step, peer, round, number, words[peer]) for peer in speakers}
 
     def _fetched(self, peer: NodeId, round: int, number: int, until: float) -> bytes | str:
         """A peer's word; before the first round nobody is given up, since all must agree there.
@@ -200,7 +261,7 @@ class Peers(OwnNode):
         """
         if peer in self._differ:
             return self._differ[peer]
-        name, silent, doubled = f"{round}/{number}", False, None
+        name, doubled = f"{round}/{number}", None
         while (left := until - time.monotonic()) > 0:
             self.check_alone()
             doubled = self.mesh.doubled(peer)
@@ -211,18 +272,10 @@ class Peers(OwnNode):
                 continue
             data = self.mesh.fetch(peer, name, min(left, PIECE))
             if data is not None:
-                return data or "it is rounds further and no longer keeps what it said then"
-            if silent:
-                return "it slept through this round"
+                return data or "it is further, and has no word of this round for this peer"
             if round and self.mesh.lost(peer, self.patience.gone):
                 return "its connection is lost"
-            silent = round > 0 and self._beyond(peer, round)  # then it is asked once more
         return TWICE if doubled else "nothing was heard in time"
-
-    def _beyond(self, peer: NodeId, round: int) -> bool:
-        """Whether a peer says that it has left a round, of which it then says nothing new."""
-        said = self._standing_of(peer, PIECE)
-        return said is not None and (said.ended or said.round > round)
 
     def _outcome(
         self, step: Step, peer: NodeId, round: int, number: int, data: bytes | str
@@ -255,7 +308,8 @@ class Peers(OwnNode):
         return outcome
 
     def stand(self, *, ended: bool = False) -> None:
-        """Let everybody know where this peer is."""
+        """Let everybody know where this peer is; of earlier rounds it says nothing new."""
+        self.mesh.passed(self.round + 1 if ended else self.round)
         self.mesh.say(STANDING, codec.encode(Standing(self.standing, self.round, ended)))
 
     def standings(self, seconds: float = PIECE) -> dict[NodeId, Standing]:
@@ -345,7 +399,10 @@ class Peers(OwnNode):
 
 @dataclass(frozen=True, eq=False)
 class Catching:
-    """The recipe's sampler; a peer that fell behind sleeps through rounds that are over."""
+    """The recipe's sampler; a peer that fell behind sleeps through rounds that are over.
+
+    Those that it had begun it plays again, with what it heard then.
+    """
 
     sampler: Sampler
     peers: Peers
@@ -355,7 +412,7 @@ class Catching:
         peers = self.peers
         peers.check_alone()
         reached = peers.furthest()
-        if round < reached:
+        if round < reached and not peers.began(round):
             peers.notes.append(f"round {round} is over elsewhere; others are in round {reached}")
             return []
         peers.round = round

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 from fedstill.core import content, ranges
 from fedstill.core.errors import BadValue, FedstillError, SiteError, StepError, told
@@ -24,6 +24,7 @@ from fedstill.core.method import Method, Place, Step, plan_of
 from fedstill.core.node import SERVER, Inbox
 from fedstill.core.ranges import Count, Positive
 from fedstill.core.records import Direction, Message, NodeId, Record
+from fedstill.core.release import Spending
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import (
     Letters,
@@ -31,6 +32,7 @@ from fedstill.engines.ranks.letters import (
     by_hearer,
     kinds_of,
     left_of,
+    spent_of,
     steps_by_name,
     unpacked,
 )
@@ -38,6 +40,7 @@ from fedstill.federation.post import toward
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites import words
 from fedstill.sites.keeper import SCORES, Keeper
+from fedstill.sites.release_log import DISTILLED
 from fedstill.sites.words import (
     NEVER,
     Act,
@@ -136,20 +139,26 @@ class Site:
         watch: Callable[[Line], None] = lambda line: None,
         class_names: Sequence[str] = (),
         key: bytes | None = None,
+        privacy: Privacy | None = None,
+        spent: Sequence[Spending] = (),
     ):
+        """`privacy` is what its data promise that were distilled before, by what was `spent`."""
         self.engine, self.standing, self.folder, self.watch = engine, standing, folder, watch
         self.policy = policy or Policy()
         self.class_names = class_names
         method = engine.experiment.method
         self.policy.check(method)
         self.private = engine.experiment.privacy is not None
-        self.policy.check_privacy(engine.experiment.privacy)
+        self.policy.check_privacy(engine.experiment.privacy or privacy)
         engine.key = key
         if self.private and key is None:
             raise SiteError("noise for privacy needs a key that only this site has")
         self.steps = {n: s for n, s in steps_by_name(method).items() if s.place is Place.CLIENTS}
         self.kinds, self.held = kinds_of(method), method.holds
         self.keeper = Keeper(self.name, engine, folder)
+        self.spent = spent_of(spent)
+        if spent:
+            self.keeper.spend(DISTILLED, spent)
         self.most_acts = self.policy.most_acts or 2 * planned_acts(engine)
         self.most_scores = 2 * (engine.experiment.rounds + 1)
         self.over = False  # whether the coordinator said so
@@ -208,7 +217,7 @@ class Site:
         tells = self.policy.tell_counts and public
         counts = Counter(data.all().y.tolist()) if tells else {}
         named = {self._class_name(label): count for label, count in sorted(counts.items())}
-        return Present(self.name, own.torch, len(data) if tells else None, named)
+        return Present(self.name, own.torch, len(data) if tells else None, named, self.spent)
 
     def _class_name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -217,18 +226,19 @@ class Site:
         self._check_planned(act)
         if len(act.keep) > words.MOST_MARKS:
             raise SiteError(f"it was asked to keep {len(act.keep)} memories of one client")
-        place = f"{act.round} {act.number}"
+        place = f"{act.round} {act.step} {act.again}"  # as its noise is drawn
         if self.private and self.keeper.asked_otherwise(place, content):
             raise SiteError(
                 f"it has played {act.step} of round {act.round} for another inbox or memory; under "
                 "privacy an act is released once"
             )
+        inbox = self._opened(act)
         if not self.keeper.allowed(place, content, self.most_acts):
             raise SiteError(
                 f"it was asked for more than {self.most_acts} different acts, the most that its "
                 "policy allows (most_acts)"
             )
-        reply = words.written(self._played(act, content))
+        reply = words.written(self._played(act, content, inbox))
         if self.private:
             self.keeper.release(content, reply)
         self.keeper.answered(content, reply)
@@ -266,17 +276,21 @@ class Site:
                 f"{told(act.toward or 'nowhere')}: it would leave otherwise than was agreed"
             )
 
-    def _played(self, act: Act, content: bytes) -> Acted:
-        engine, name = self.engine, self.name
-        known = {SERVER, *engine.population.clients}
+    def _opened(self, act: Act) -> Inbox[Any]:
+        """What an act is for, with the memory that it goes on from; all that can be refused is."""
+        known = {SERVER, *self.engine.population.clients}
         for sender in act.inbox:
             if sender not in known:
                 raise SiteError(f"{told(sender)} takes no part in this run")
         letters = Letters(self.kinds, self.held, codec.STRANGERS)
-        messages = letters.opened(act.letters, engine.device)
+        messages = letters.opened(act.letters, self.engine.device)
         inbox = Inbox({sender: at_place(messages, place) for sender, place in act.inbox.items()})
         self._check_heard(self.steps[act.step], inbox, act.round)
         self.keeper.recall(act.after, act.channels)
+        return inbox
+
+    def _played(self, act: Act, content: bytes, inbox: Inbox[Any]) -> Acted:
+        engine, name = self.engine, self.name
         if self.private:
             self.keeper.recall_ledger(content)
         engine.states.changed.clear()
@@ -288,7 +302,7 @@ class Site:
         marks = self.keeper.remember()
         self.keeper.tidy([*act.keep, act.after, act.channels, *marks])
         said = {} if outcome.message is None else {name: by_hearer(outcome.message)}
-        places, enclosed = letters.enclosed(said)
+        places, enclosed = Letters(self.kinds, self.held).enclosed(said)
         left = left_of(name, outcome, places.get(name), engine.states)
         return Acted(
             act.run, name, act.round, act.number, act.step, left, enclosed, marks[0], marks[1]

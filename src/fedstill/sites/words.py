@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fedstill.core.errors import SiteError, WireError, told
 from fedstill.core.records import Record
-from fedstill.engines.ranks.protocol import Left, Letter
+from fedstill.engines.ranks.protocol import Left, Letter, Spent
 from fedstill.wire import codec
 
 NEVER = "never"  # the mark of a memory that was not made yet
 BLANK = "blank"  # the mark of one who has acted and remembers nothing
-MOST_MARKS = 64  # that a request may ask to keep
+MOST_KEPT = 32  # checkpoints of a run between sites
+MOST_MARKS = 2 * (MOST_KEPT + 1)  # that a request may ask to keep
 TITLES = {"run": "run", "node": "site", "recipe": "recipe", "wire": "wire format"}
 SAME_CODE = (
     "; install the same release, or check out the same commit, at all parties "
@@ -66,6 +67,7 @@ class Present(Record):
     torch: str
     examples: int | None
     counts: dict[str, int]  # training examples by class
+    spent: tuple[Spent, ...] = ()  # of its privacy before the run, on virtual data
 
 
 class Act(Record):

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, TypeVar
 
 import zenoh
 
@@ -32,16 +35,23 @@ ALIVE = "alive"  # under this name each process of a party has a sign of life of
 LINGERING = 15.0  # seconds for which that of a process may last which is gone; its line has ten
 TOGETHER = 5.0  # seconds between two signs of life whose order is not known
 MOST_SIGNS = 16  # of one party that are kept
-AGAIN = 30.0  # seconds after which a question is asked again
+AGAIN = 30.0  # seconds after which a question is asked again, if it was sent quickly
+LOOK = 0.5  # seconds between two looks at whether somebody is still there
+SENDING = 86400.0  # seconds that sending a message may take; a dead line is noticed by its silence
+SENDING_US = round(SENDING * 1e6)
 MOST_WAITING = 64  # questions for one word that is not said yet
-MOST_WORDS = 4096  # such words
+MOST_WORDS = 256  # such words that one peer asks for
 MOST_ASKERS = 4  # of the same question there; those before have hung up
+MOST_SENDING = 8  # words on their way to one peer; it may not take what it asks for
+LONGEST_PLACE = 200  # characters of the name of a word
 
 _SPOKEN = ["reply", "declare_queryable", "liveliness_token"]
 _ASKED = ["query", "liveliness_query", "declare_liveliness_subscriber"]
 
+T = TypeVar("T")
 Session = zenoh.Session
 Table = dict[str, Any]
+Waiting = dict[str, list[zenoh.Query]]  # for words that are not said yet, by their names
 Rule = tuple[str, list[str], list[str]]  # the flow, what may pass, and under which keys
 
 
@@ -79,13 +89,14 @@ def of_peer(
 ) -> Table:
     """Settings of a peer: each of the others speaks under its own name, and asks this one.
 
-    Of what this peer says, each may ask for what is meant for all, and for itself, alone.
+    Of what this peer says, each may ask for what is meant for itself alone; so it is known who
+    asks, and nobody keeps it from answering others.
     """
     base, me = root(run), own.name
     allowed: dict[NodeId, list[Rule]] = {}
     for peer in others:
-        there = [f"{base}/{peer}/{part}/**" for part in (ALIVE, "all", f"for/{me}")]
-        here = [f"{base}/{me}/{part}/**" for part in (ALIVE, "all", f"for/{peer}")]
+        there = [f"{base}/{peer}/{part}/**" for part in (ALIVE, f"for/{me}")]
+        here = [f"{base}/{me}/{part}/**" for part in (ALIVE, f"for/{peer}")]
         allowed[peer] = [
             ("ingress", _SPOKEN, [f"{base}/{peer}/**"]),
             ("ingress", _ASKED, here),
@@ -124,7 +135,8 @@ def _settings(
             "exit_on_failure": True,
         },
         "connect": {
-            "endpoints": [f"tls/{address}" for address in connect],
+            # Zenoh looks in the certificate for all that stands before the last colon.
+            "endpoints": [f"tls/{re.sub(r'[][]', '', address)}" for address in connect],
             "exit_on_failure": False,
             "timeout_ms": -1 if peer or listen else PATIENCE_MS,  # -1: again and again
             "retry": {
@@ -141,6 +153,10 @@ def _settings(
             "link": {
                 "protocols": ["tls"],
                 "rx": {"max_message_size": most},
+                # Of a whole message; without it the line is closed after five seconds.
+                "tx": {
+                    "queue": {"congestion_control": {"block": {"wait_before_close": SENDING_US}}}
+                },
                 "tls": {
                     "root_ca_certificate": str(own.authority),
                     "enable_mtls": True,
@@ -186,8 +202,26 @@ def opened(settings: Table) -> zenoh.Session:
 
 
 def closed(session: Session) -> None:
-    """Hang up."""
-    session.close()  # type: ignore[no-untyped-call]
+    """Hang up, also on whoever has not yet taken all that was being sent."""
+    with suppress(zenoh.ZError):
+        session.close()  # type: ignore[no-untyped-call]
+
+
+def _begun(action: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Something done in a thread of its own, which keeps neither others nor an end waiting.
+
+    Sending lasts as long as the receiver takes; the threads of a pool would be waited for.
+    """
+    made: Future[T] = Future()
+
+    def acting() -> None:
+        try:
+            made.set_result(action(*arguments))
+        except BaseException as error:  # told to whoever asks for the result
+            made.set_exception(error)
+
+    threading.Thread(target=acting, daemon=True).start()
+    return made
 
 
 def _reason(error: zenoh.ZError) -> str:
@@ -319,6 +353,62 @@ class Here:
             self._changed.notify_all()
 
 
+class Question:
+    """A question that was asked; its answer may come as long as the line stands.
+
+    Sending it lasts until all of it is on its way, and a large answer may be on its way for long.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        key: str,
+        seconds: float,
+        *,
+        data: bytes | None = None,
+        priority: zenoh.Priority = zenoh.Priority.DATA,
+    ):
+        self._key, self._came = key, Queue[bytes | None]()
+        self._full = False  # one answer is kept, however many are sent
+        self.over = False  # whether nobody is left who could answer
+        session.get(
+            key,
+            zenoh.handlers.Callback(self._heard, lambda: self._came.put(None), indirect=False),
+            payload=data,
+            target=zenoh.QueryTarget.ALL,
+            consolidation=zenoh.ConsolidationMode.NONE,
+            timeout=max(0.05, seconds),
+            priority=priority,
+        )
+
+    def answer(self, seconds: float) -> bytes | None:
+        """What came in so many seconds, or until nobody is left."""
+        if self.over:
+            return None
+        try:
+            found = self._came.get(timeout=max(0.0, seconds))
+        except Empty:
+            return None
+        self.over = found is None
+        return found
+
+    def _heard(self, reply: zenoh.Reply) -> None:
+        if self._full or reply.ok is None or str(reply.ok.key_expr) != self._key:
+            return
+        self._full = True
+        self._came.put(reply.ok.payload.to_bytes())
+
+
+def _answered(asked: Future[Question], seconds: float) -> tuple[bytes | None, bool]:
+    """The answer to a question that may still be being sent, and whether none can come any more."""
+    until = time.monotonic() + seconds
+    try:
+        question = asked.result(seconds)
+    except TimeoutError:
+        return None, False
+    return question.answer(until - time.monotonic()), question.over
+
+
 class Calls:
     """The coordinator's exchange: the same question again until it is answered, or too late."""
 
@@ -335,20 +425,48 @@ class Calls:
         self.session, self.run, self.sites = session, run, sites
         self.lost, self.stopped, self.lingering = lost, stopped, lingering
         self.here = Here(session, run, sites)
-        self._pool = ThreadPoolExecutor(max(1, len(sites)))
+        self._asked: dict[NodeId, list[Future[bytes | Silence]]] = {}  # what each still is asked
 
     def ask(
         self, requests: Mapping[NodeId, bytes], seconds: float
     ) -> dict[NodeId, bytes | Silence]:
         """All sites at once."""
         until = time.monotonic() + seconds
-        asked = {
-            site: self._pool.submit(self._one, site, data, until, seconds)
-            for site, data in requests.items()
-        }
-        return {site: answer.result() for site, answer in asked.items()}
+        asked = {}
+        for site, data in requests.items():
+            before = [each for each in self._asked.get(site, []) if not each.done()]
+            asked[site] = _begun(self._next, site, data, until, seconds, before)
+            self._asked[site] = [*before, asked[site]]
+        return {site: self._waited(answer, until, seconds) for site, answer in asked.items()}
+
+    def _next(
+        self, site: NodeId, data: bytes, until: float, seconds: float,
+        before: Sequence[Future[bytes | Silence]],
+    ) -> bytes | Silence:  # fmt: skip
+        """Ask once what was asked before is sent, so that nothing piles up for who takes nothing.
+
+        It would be sent behind that in any case.
+        """
+        if wait(before, until - time.monotonic()).not_done:
+            return Silence(f"no answer within {seconds:g} s: what came before is not sent yet")
+        return self._one(site, data, until, seconds)
+
+    def _waited(
+        self, answer: Future[bytes | Silence], until: float, seconds: float
+    ) -> bytes | Silence:
+        """An answer; a question that is still being sent when time is up is given up."""
+        while True:
+            try:
+                return answer.result(LOOK)
+            except TimeoutError:
+                if self.stopped():
+                    raise Stopped(IN_A_STEP) from None
+                if time.monotonic() > until + 4 * LOOK:  # who waits at the other end is in time
+                    return Silence(f"no answer within {seconds:g} s")
 
     def _one(self, site: NodeId, data: bytes, until: float, seconds: float) -> bytes | Silence:
+        question: Question | None = None
+        again, pause = 0.0, AGAIN
         while (left := until - time.monotonic()) > 0:
             doubled = self.here.doubled(site, self.lingering)
             if doubled:
@@ -356,33 +474,31 @@ class Calls:
             if doubled is None:
                 time.sleep(0.1)  # the one before may just have ended
                 continue
-            answer = self._asked_once(site, data, min(left, AGAIN))
+            if question is None:
+                began = time.monotonic()
+                question = self._question(site, data, left)
+                # What was sent slowly is answered slowly, and asking again would make it slower.
+                pause = max(pause, 4 * (time.monotonic() - began))
+                again = time.monotonic() + pause
+            answer = question.answer(min(left, LOOK))
             if answer is not None:
                 return answer
             if self.stopped():
                 raise Stopped(IN_A_STEP)
             if self.here.lost(site, self.lost):
                 return Silence("its connection is lost", gone=True)
-            time.sleep(0.1)  # a question to nobody comes back at once
+            if question.over:
+                question = None
+                time.sleep(0.1)  # a question to nobody comes back at once
+            elif time.monotonic() > again:
+                question, pause = None, 2 * pause
         return Silence(f"no answer within {seconds:g} s")
 
-    def _asked_once(self, site: NodeId, data: bytes, seconds: float) -> bytes | None:
-        key = f"{root(self.run)}/{site}/ask"
-        replies = self.session.get(
-            key,
-            payload=data,
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,
-            timeout=max(0.05, seconds),
-        )
-        for reply in replies:
-            if reply.ok is not None and str(reply.ok.key_expr) == key:
-                return reply.ok.payload.to_bytes()
-        return None
+    def _question(self, site: NodeId, data: bytes, seconds: float) -> Question:
+        return Question(self.session, f"{root(self.run)}/{site}/ask", seconds, data=data)
 
     def close(self) -> None:
         """Hang up."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
         closed(self.session)
 
 
@@ -399,41 +515,56 @@ class ZenohMesh:
         lingering: float = LINGERING,
     ):
         self.session, self.run, self.me, self.lingering = session, run, me, lingering
+        self.others = [*others]
         self.present = Here(session, run, others)
         self._said: dict[str, bytes] = {}
-        self._waiting: dict[str, list[zenoh.Query]] = {}
+        # Whose answers may be on their way, or which wait behind a large word to be sent.
+        self._open: dict[tuple[NodeId, str], Future[Question]] = {}
+        self._waiting: dict[NodeId, Waiting] = {other: {} for other in others}
+        self._shedding: dict[NodeId, list[zenoh.Query]] = {}  # that are to be hung up on
         self._kept_from = 0  # the first round after the beginning whose words are kept
+        self._in_round = 0  # words of rounds before are not said any more
+        self._sending: Counter[NodeId] = Counter()  # how many words are on their way to each
         self._lock = threading.Lock()
-        self._queryable = session.declare_queryable(f"{root(run)}/{me}/**", self._asked)
+        # Each is heard in a thread of its own: whoever asks and takes no answer blocks that alone.
+        self._queryables = [
+            session.declare_queryable(
+                f"{root(run)}/{me}/for/{other}/**", partial(self._asked, other)
+            )
+            for other in self.others
+        ]
         self.id = secrets.token_hex(8)
         self._token = _sign_of_life(session, run, me, self.id)
 
     def say(self, name: str, data: bytes, hearer: NodeId | None = None) -> None:
         """From now on this is the answer to whoever may ask for the name."""
-        place = f"all/{name}" if hearer is None else f"for/{hearer}/{name}"
-        with self._lock:
-            self._said[place] = data
-            waiting = self._waiting.pop(place, [])
-        for query in waiting:
-            reply(query, data)
+        for other in self.others if hearer is None else [hearer]:
+            place = f"for/{other}/{name}"
+            with self._lock:
+                self._said[place] = data
+                waiting = self._waiting.get(other, {}).pop(place, [])
+            for query in reversed(waiting):  # for the newest somebody waits certainly
+                if not self._replied(other, query, data):
+                    self._shed(other, query)
 
     def fetch(self, peer: NodeId, name: str, seconds: float) -> bytes | None:
         """What a peer says under a name; None when it has not come in so many seconds.
 
         One who is not connected is asked once.
         """
-        place = f"for/{self.me}/{name}" if "/" in name else f"all/{name}"
+        # A word for this peer alone may be large; where somebody is, all want to know soon.
+        soon = zenoh.Priority.DATA if "/" in name else zenoh.Priority.DATA_HIGH
+        place = f"for/{self.me}/{name}"
         key, until = f"{root(self.run)}/{peer}/{place}", time.monotonic() + seconds
+        ask = partial(Question, self.session, key, SENDING, priority=soon)
         while (left := until - time.monotonic()) > 0:
-            replies = self.session.get(
-                key,
-                target=zenoh.QueryTarget.ALL,
-                consolidation=zenoh.ConsolidationMode.NONE,
-                timeout=max(0.05, left),
-            )
-            for found in replies:
-                if found.ok is not None and str(found.ok.key_expr) == key:
-                    return found.ok.payload.to_bytes()
+            asked = self._open.pop((peer, place), None) or _begun(ask)
+            answer, over = _answered(asked, left)
+            if answer is not None:
+                return answer
+            if not over:
+                self._open[peer, place] = asked
+                return None
             time.sleep(min(0.1, seconds))  # a question to nobody comes back at once
             if peer not in self.present:
                 return None
@@ -444,12 +575,29 @@ class ZenohMesh:
         with self._lock:
             self._kept_from = before
             for place in [*self._said]:
-                if self._forgotten(place):
+                if 0 < _round_of(place) < before:
                     del self._said[place]
-            late = [place for place in self._waiting if self._forgotten(place)]
-            queries = [query for place in late for query in self._waiting.pop(place)]
-        for query in queries:
-            reply(query, b"")
+            for peer, place in [*self._open]:
+                if 0 < _round_of(place) < before:
+                    self._open.pop((peer, place), None)
+        self._decline()
+
+    def passed(self, round: int) -> None:
+        """Of rounds before this one nothing is said any more."""
+        with self._lock:
+            self._in_round = round
+        self._decline()
+
+    def _decline(self) -> None:
+        """Tell those who wait for words that will not come."""
+        queries: list[tuple[NodeId, zenoh.Query]] = []
+        with self._lock:
+            for hearer, waiting in self._waiting.items():
+                for place in [place for place in waiting if self._never(place)]:
+                    queries += [(hearer, query) for query in reversed(waiting.pop(place))]
+        for hearer, query in queries:
+            if not self._replied(hearer, query, b""):
+                self._shed(hearer, query)
 
     def here(self) -> set[NodeId]:
         """Who is connected."""
@@ -471,28 +619,78 @@ class ZenohMesh:
         """Hang up."""
         closed(self.session)
 
-    def _asked(self, query: zenoh.Query) -> None:
-        if query.payload is not None:  # nobody needs one to ask for a word, and it would be kept
+    def _replied(self, hearer: NodeId, query: zenoh.Query, data: bytes) -> bool:
+        """Answer beside all else, unless too much is on its way to one who may not take it."""
+        with self._lock:
+            free = self._sending[hearer] < MOST_SENDING
+            self._sending[hearer] += free
+        if free:
+            _begun(self._sent, hearer, query, data)
+        return free
+
+    def _sent(self, hearer: NodeId, query: zenoh.Query, data: bytes) -> None:
+        try:
+            reply(query, data)
+        finally:
+            with self._lock:
+                self._sending[hearer] -= 1
+
+    def _shed(self, hearer: NodeId, query: zenoh.Query) -> None:
+        """Hang up on one who may take nothing, beside all else; it asks again."""
+        with self._lock:
+            line = self._shedding.setdefault(hearer, [])
+            line.append(query)
+            if len(line) > 1:
+                return
+        _begun(self._drained, hearer, line)
+
+    def _drained(self, hearer: NodeId, line: list[zenoh.Query]) -> None:
+        while line:
+            with suppress(zenoh.ZError):
+                line[0].drop()  # type: ignore[no-untyped-call]
+            with self._lock:
+                del line[0]
+                if not line:
+                    del self._shedding[hearer]
+
+    def _asked(self, hearer: NodeId, query: zenoh.Query) -> None:
+        """A question of one peer, in the thread for its questions: only that may be kept waiting.
+
+        Hanging up takes as long as the hearer does, so it is done outside the lock.
+        """
+        place = str(query.key_expr).removeprefix(f"{root(self.run)}/{self.me}/")
+        # Nobody needs more than a name to ask for a word, and what came with it would be kept.
+        more = query.payload is not None or query.attachment is not None or str(query.parameters)
+        if more or len(place) > LONGEST_PLACE:
             query.drop()  # type: ignore[no-untyped-call]
             return
-        place = str(query.key_expr).removeprefix(f"{root(self.run)}/{self.me}/")
+        surplus: list[zenoh.Query] = []
         with self._lock:
-            data = b"" if self._forgotten(place) else self._said.get(place)
+            data = b"" if self._never(place) else self._said.get(place)
             if data is None:
-                line = self._waiting.setdefault(place, [])
+                waiting = self._waiting[hearer]
+                line = waiting.setdefault(place, [])
                 line.append(query)
-                del line[:-MOST_WAITING]
-                if len(self._waiting) > MOST_WORDS:  # who asked for the oldest asks again
-                    del self._waiting[next(iter(self._waiting))]
-                return
-        reply(query, data)
+                surplus, line[:] = line[:-MOST_WAITING], line[-MOST_WAITING:]
+                if len(waiting) > MOST_WORDS:  # who asked for the oldest asks again
+                    surplus += waiting.pop(next(iter(waiting)))
+        if data is not None and not self._replied(hearer, query, data):
+            surplus = [query]
+        for old in surplus:
+            old.drop()  # type: ignore[no-untyped-call]
 
-    def _forgotten(self, place: str) -> bool:
-        """Whether a word is of a round whose words are no longer kept."""
-        match place.split("/"):
-            case ["for", _, round, _] if round.isdecimal() and len(round) < 10:
-                return 0 < int(round) < self._kept_from
-        return False
+    def _never(self, place: str) -> bool:
+        """Whether a word is not kept any more, or was not said while its round lasted."""
+        round, said = _round_of(place), place in self._said
+        return 0 < round < self._kept_from or (0 < round < self._in_round and not said)
+
+
+def _round_of(place: str) -> int:
+    """Of which round a word for one hearer is; 0 for one of no round, which is always kept."""
+    match place.split("/"):
+        case ["for", _, round, _] if round.isdecimal() and len(round) < 10:
+            return int(round)
+    return 0
 
 
 def _sign_of_life(session: zenoh.Session, run: str, me: NodeId, id: str) -> zenoh.LivelinessToken:
@@ -548,7 +746,7 @@ def serve(
             made = answer(data)
             with lock:
                 queries = waiting.pop(key, [])
-            for query in queries:
+            for query in reversed(queries):  # for the newest somebody waits certainly
                 reply(query, made)
     finally:
         with suppress(zenoh.ZError):

@@ -73,7 +73,14 @@ class Meeting:
         self.present: set[NodeId] = set()
         self.twice: set[NodeId] = set()  # in whose names two are there
         self.second: dict[NodeId, str] = {}  # and the process of each that came later
+        self.in_round: dict[NodeId, int] = {}  # where each is
         self.changed = threading.Condition()
+
+    def never(self, key: tuple[NodeId, NodeId | None, str]) -> bool:
+        """Whether a word was not said while its round lasted."""
+        speaker, hearer, name = key
+        of = 0 if hearer is None else int(name.split("/")[0])
+        return key not in self.said and 0 < of < self.in_round.get(speaker, 0)
 
 
 class ThreadMesh:
@@ -94,11 +101,17 @@ class ThreadMesh:
         """A peer's word."""
         key, meeting = (peer, self.me if "/" in name else None, name), self.meeting
         with meeting.changed:
-            meeting.changed.wait_for(lambda: key in meeting.said, seconds)
-            return meeting.said.get(key)
+            meeting.changed.wait_for(lambda: key in meeting.said or meeting.never(key), seconds)
+            return meeting.said.get(key, b"" if meeting.never(key) else None)
 
     def forget(self, before: int) -> None:
         """Threads keep all words."""
+
+    def passed(self, round: int) -> None:
+        """Of earlier rounds nothing new is said."""
+        with self.meeting.changed:
+            self.meeting.in_round[self.me] = round
+            self.meeting.changed.notify_all()
 
     def here(self) -> set[NodeId]:
         """Who has not left."""

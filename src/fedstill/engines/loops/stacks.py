@@ -16,6 +16,7 @@ from fedstill.core.errors import ProtocolError
 from fedstill.core.gpu import sent, wanted
 from fedstill.core.loop import Loop, overwriting
 from fedstill.core.stacked_layers import as_one
+from fedstill.engines.allocator import room_made
 from fedstill.engines.engine import functional_gradient
 from fedstill.engines.loops.buffers import check_recordable, copy_all
 from fedstill.engines.loops.compiled import Compiler
@@ -59,6 +60,7 @@ class Stack:
             self.carry, self.given = self.recording.carry, self.recording.given
             self.total = self.recording.total
         for step, active in enumerate(pulse.counted(active_at, "iteration")):
+            room_made()
             self.step = step
             self._dismiss(active)
             with wanted(self.recording.places if self.recording else []):
@@ -107,7 +109,20 @@ class Stack:
         everyone = places == list(range(active))
         carry = self.carry if everyone else [tensor[rows] for tensor in self.carry]
         given = [(tensor if dim is None else tensor[rows], dim) for tensor, dim in self.given]
-        moved, losses = stacked_step(self.loops[0], carry, given, batch, compiler)
+        try:
+            moved, losses = stacked_step(self.loops[0], carry, given, batch, compiler)
+        except RuntimeError as error:
+            shared = any(dim is None for _, dim in self.given)
+            if not (shared and "doesn't match the broadcast shape" in str(error)):
+                raise
+            # A GRU or RNN on the host writes a stack into what it makes of shared weights alone.
+            count = len(self.loops)
+            self.given = [
+                (tensor if dim == 0 else side_by_side([tensor] * count), 0)
+                for tensor, dim in self.given
+            ]
+            self._advance(places, active, batch, compiler)
+            return
         self.total.index_add_(0, rows, losses.float())
         if not everyone:
             pairs = zip(self.carry, moved, strict=True)

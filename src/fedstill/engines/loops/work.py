@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from fedstill.core import trees
 from fedstill.core.data import Plan
 from fedstill.core.loop import Loop, SeededBatches
@@ -36,7 +38,10 @@ class Counter:
         if kind not in self.known:
             # Without a place for numbers there are shapes alone, and no kernels of a device.
             carry, fixed, seen = (trees.to(part, "meta") for part in (loop.carry, given, batch))
-            self.known[kind] = operations(lambda: loop.body(carry, fixed, seen, autograd_gradient))
+            with torch.device("meta"):  # also for what a network of one's own makes within a pass
+                self.known[kind] = operations(
+                    lambda: loop.body(carry, fixed, seen, autograd_gradient)
+                )
         return self.known[kind]
 
 

@@ -23,6 +23,7 @@ from fedstill.core.records import Direction, Message, NodeId, State
 from fedstill.core.trees import field_names
 from fedstill.core.work import Work
 from fedstill.engines import checkpoint, scoring
+from fedstill.engines.allocator import room_made
 from fedstill.engines.cached import CachedAs, rounding
 from fedstill.engines.engine import Absences, Outcome
 from fedstill.engines.loops.compiled import Compiler, Steps
@@ -199,6 +200,7 @@ class InProcess:
         losses: list[Tensor] = []
         step = Steps(loop, self.compiler)
         for batch in pulse.counted(loop.batches, "iteration"):
+            room_made()
             carry, loss = step(carry, loop.given, batch)
             losses.append(loss)
         if losses and loop.tells_loss:
@@ -225,6 +227,7 @@ class InProcess:
 
     def score(self, round: int) -> Iterator[tuple[NodeId, Scores]]:
         """Model after model its metrics by test set; nothing is changed."""
+        room_made()  # evaluation takes blocks of other sizes
         experiment = self.experiment
         scored = scoring.holders(experiment.method, self.states, self.population.clients)
         for holder in pulse.counted(list(scored)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -176,7 +176,7 @@ def left_of(
         places,
         isinstance(outcome.message, Addressed),
         dict(outcome.numbers),
-        tuple(Spent(r.mechanism, r.sigma, r.rate, r.releases) for r in outcome.spent),
+        spent_of(outcome.spent),
         dict(outcome.rejected),
         outcome.absent,
         node in states.changed,
@@ -185,6 +185,11 @@ def left_of(
         outcome.lost,
         None if outcome.work is None else (outcome.work.steps, outcome.work.operations),
     )
+
+
+def spent_of(rows: Iterable[Spending]) -> tuple[Spent, ...]:
+    """Rows of a ledger as they are told to another process, which knows whose they are."""
+    return tuple(Spent(row.mechanism, row.sigma, row.rate, row.releases) for row in rows)
 
 
 def kinds_of(method: Method) -> list[type[Message]]:
