@@ -146,3 +146,24 @@ def test_show_tells_where_recipes_and_their_values_belong() -> None:
     assert "method.per_class=20" in fedstill("show", "feddm", "--per-class", 20).err
     strange = fedstill("show", "feddm", "--data-dir", "x")
     assert strange.code == 2 and "No such option" in strange.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [("methods",), ("methods", "--format", "json"), ("--help",)])
+def test_a_disk_that_is_full_where_the_output_goes_is_a_message(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "fedstill", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedstill: cannot write the output: ")
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("methods", "--format", "json"), ("--version",)])
+def test_whoever_reads_the_output_may_stop_reading(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "fedstill", *arguments]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedstill.commands.ledger import changes
 from fedstill.report.groups import BY_CLIENT
 from fedstill.report.ledger import ledger_of
 from fedstill.report.ledger_page import page
@@ -67,6 +68,21 @@ def test_runs_are_set_beside_a_paper_and_kept_with_what_was_changed(tmp_path: Pa
     assert gap["command"] == command and gap["seeds"] == [1]
     assert "nothing is missing" in fedstill("ledger", *common, "--missing", "1").out
     assert fedstill("ledger", *common, "--missing", "0").code == 2
+
+
+def test_what_a_run_has_and_its_recipe_lacks_is_kept_as_changed() -> None:
+    shipped = {"models": {"name": "mlp"}, "method": {"lr": 0.1}, "data": {"name": "digits"}}
+    played = {
+        "models": {"name": "mlp", "clients": {"a": {"name": "convnet"}}},
+        "method": {"lr": 0.1, "of_a_later_version": 1},
+        "data": {"name": "digits", "data_dir": "here", "options": {"split_seed": 1}},
+        "privacy": {"epsilon": 4.0},
+    }
+    assert [*changes(shipped, played)] == [
+        "data.options.split_seed=1",
+        'models.clients.a.name="convnet"',
+        "privacy.epsilon=4.0",
+    ]
 
 
 def test_a_run_of_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from fedstill.report.latex import escaped
 from small_recipes import fedstill
 
 
-def run(folder, seed, value, *, method="fedavg", label=None, more="", held_out=0):
+def run(
+    folder, seed, value, *, method="fedavg", label=None, more="", held_out=0, targets=("a", "b")
+):
     folder.mkdir(parents=True)
     with FolderLog(folder) as log:
-        for target in ("a", "b"):
+        for target in targets:
             log.write(Number(1, "evaluate", "server", "accuracy", target, value))
             log.write(Number(1, "evaluate", "server", "loss", target, 1 - value))
     (folder / "recipe.toml").write_text(
@@ -83,6 +85,19 @@ def test_csv_has_every_number_unrounded(runs):
     assert float(rows[0]["average high"]) == pytest.approx(0.6 + 4.302653 * 0.1 / 3**0.5)
     assert rows[0]["p"] == "" and float(rows[1]["p"]) == pytest.approx(0.0596, abs=1e-3)
     assert rows[0]["scored on"] == "test" and rows[0]["seeds"] == "0 1 2"
+
+
+def test_test_sets_that_are_named_like_other_columns_of_the_csv_take_none_of_their_places(tmp_path):
+    named = ("method", "seconds", "average", "x", "x low")
+    found = [run(tmp_path / str(seed), seed, 0.5 + seed / 10, targets=named) for seed in (0, 1)]
+    text = compare(found).as_csv()
+    header = text.splitlines()[0].split(",")
+    assert len(set(header)) == len(header)
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert (row["method"], row["seeds"], row["seconds"]) == ("fedavg", "0 1", "1.0")
+    for name in ("test set method", "test set seconds", "test set average", "x", "test set x low"):
+        assert float(row[name]) == pytest.approx(0.55)
+    assert float(row["low of test set x"]) < 0.55 < float(row["x high"])
 
 
 def test_latex_has_the_best_of_a_column_in_bold_and_the_papers_row_below(tmp_path):

@@ -19,6 +19,7 @@ from fedstill import run as begin
 from fedstill.core import Scored
 from fedstill.core.errors import BadValue, RunFolderError
 from fedstill.core.seeds import generator
+from fedstill.logbook import Number
 from fedstill.models import MLP, MODELS, Conv4, ConvNet, Module
 from fedstill.models.plain import as_module
 from fedstill.runs import export
@@ -210,6 +211,18 @@ def test_a_run_begun_from_python_is_exported_with_code_too(tmp_path: Path) -> No
     run.export(tmp_path / "again")
     for end in ("safetensors", "json", "py"):
         assert (tmp_path / f"again.{end}").read_bytes() == (tmp_path / f"model.{end}").read_bytes()
+
+
+def test_a_score_that_is_not_defined_is_null_which_every_reader_of_json_takes(
+    tmp_path: Path,
+) -> None:
+    planned = objects(partial(MLP, hidden=(6,)))
+    begin(planned, execution=Execution(device="cpu"), folder=tmp_path / "run", pictures=False)
+    undefined = Number(1, "evaluate", "server", "auroc", "client-00", float("nan"))
+    found = export.of_folder(tmp_path / "run").with_scores([undefined])
+    export.write(found, tmp_path / "model")
+    text = (tmp_path / "model.json").read_text()
+    assert json.loads(text)["metrics"] == {"auroc": {"client-00": None}} and "NaN" not in text
 
 
 def test_of_a_module_begun_from_python_the_folder_has_the_weights_and_the_run_all(

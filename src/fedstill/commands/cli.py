@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from errno import EDQUOT, EFBIG, EIO, ENOSPC, EPIPE
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
@@ -34,6 +36,7 @@ from fedstill.commands import (
 )
 from fedstill.commands.options import SPEECH
 
+UNWRITTEN = (ENOSPC, EDQUOT, EFBIG, EIO, EPIPE)  # what is printed did not arrive
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -166,6 +169,14 @@ def _replace_what_cannot_be_shown() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _drop_what_is_left() -> None:
+    """Nothing more goes to standard output, which may be what cannot be written."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 @contextmanager
 def _own_warnings_in_a_sentence() -> Iterator[None]:
     """Meanwhile, what fedstill itself warns of is told without a place in its code."""
@@ -200,11 +211,19 @@ def main() -> None:
         arguments = joined_seeds(sys.argv[1:])
         check_options(arguments)
         with ranks.joined() as line, _own_warnings_in_a_sentence():
-            _built()(args=arguments, prog_name="fedstill", obj=line)
+            try:
+                _built()(args=arguments, prog_name="fedstill", obj=line)
+            finally:
+                print(end="", flush=True)  # else Python does so at its end, and fails in its words
     except Exception as error:
         # They import torch, so not before they are needed.
         from fedstill.core.errors import FedstillError, StepError
 
+        if isinstance(error, OSError) and error.filename is None and error.errno in UNWRITTEN:
+            _drop_what_is_left()
+            if error.errno == EPIPE:  # whoever read has seen enough
+                raise SystemExit(1) from None
+            error.filename = "cannot write the output"
         of_a_file = isinstance(error, OSError) and error.filename is not None
         if not isinstance(error, FedstillError) and not of_a_file:
             raise

@@ -130,7 +130,11 @@ def entry_of(folder: Path, recipes: Path) -> Entry:
 
 
 def changes(shipped: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[str]:
-    """Values that decide numbers and are not those of the recipe; a key that one lacks is equal."""
+    """Values that decide numbers and are not those of the recipe.
+
+    An option that one of the two lacks has the default of another version. Where a recipe lacks a
+    whole table, or has tables by a user's own names, what a run has there was added.
+    """
     before, after = dict(_flat(shipped)), dict(_flat(played))
     for key in sorted(before.keys() & after.keys()):
         table, _, name = key.partition(".")
@@ -138,7 +142,9 @@ def changes(shipped: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[s
         if not beside and name != "data_dir" and before[key] != after[key]:
             yield f"{key}={json.dumps(after[key])}"
     for key in sorted(after.keys() - before.keys()):
-        if key.startswith("data.") and not key.endswith("data_dir"):
+        table = key.partition(".")[0]
+        added = table in ("data", "models") or table not in shipped
+        if added and not key.endswith("data_dir"):
             yield f"{key}={json.dumps(after[key])}"
 
 

@@ -42,7 +42,9 @@ class Form(StrEnum):
 
 def print_json(value: Any) -> None:
     """Plain values as JSON, on standard output."""
-    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    from fedstill.core.files import for_json  # its package imports torch
+
+    print(json.dumps(for_json(value), indent=2, default=str, ensure_ascii=False))
 
 
 def console() -> Console:

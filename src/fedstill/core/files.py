@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 Opener = Callable[[str, int], int]
 
@@ -96,3 +97,14 @@ def without_folder(name: str) -> str:
     """`mine.py:data` of `/where/it/lies/mine.py:data`, for tables; other texts stay."""
     place, _, last = name.rpartition(":")
     return f"{Path(place).name}:{last}" if place.endswith(".py") else name
+
+
+def for_json(value: Any) -> Any:
+    """A value that every reader of JSON takes: NaN and infinities become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): for_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [for_json(item) for item in value]
+    return value

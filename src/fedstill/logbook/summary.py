@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstill.core.files import for_json
 from fedstill.core.node import SERVER
 from fedstill.logbook.events import Traffic
 from fedstill.logbook.rows import (
@@ -79,7 +80,7 @@ def summarise(
         "traffic": traffic(rows.messages),
         "floats_per_round": floats_per_round(rows.messages, rounds),
     }
-    found = {name: _plain(value) for name, value in summary.items()}
+    found = {name: for_json(value) for name, value in summary.items()}
     return _on_held_out(found) if held_out else found
 
 
@@ -275,14 +276,3 @@ def _best(curve: dict[int, float], lower_is_better: bool) -> int:
     numbers = {round: value for round, value in curve.items() if not math.isnan(value)} or curve
     chosen = min if lower_is_better else max
     return chosen(sorted(numbers), key=numbers.__getitem__)
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold: NaN and infinities become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

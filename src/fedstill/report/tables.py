@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedstill.core.errors import BadValue, RunFolderError, unknown
 from fedstill.logbook.reader import Run, read_run
@@ -139,11 +140,11 @@ class Comparison:
     def as_csv(self) -> str:
         """A line for each row with all numbers, unrounded; accuracies are fractions."""
         rows = [line for section in self.sections for line in _csv_rows(section, self.against)]
-        columns = dict.fromkeys(name for row in rows for name in row)
+        columns = dict.fromkeys(column for row in rows for column in row)
         written = StringIO()
-        writer = csv.DictWriter(written, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow(_headers(list(columns)))
+        writer.writerows([row.get(column) for column in columns] for row in rows)
         return written.getvalue()
 
     def as_rich(self, *, by_client: bool = False) -> RenderableType:
@@ -331,7 +332,25 @@ def _test_cells(test: Paired | None, metric: str) -> list[str]:
     return [f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]", p]
 
 
-def _csv_rows(section: Section, against: str | None) -> Iterator[dict[str, Any]]:
+class Column(NamedTuple):
+    """Of a table in CSV: a value of a test set, named as people like, or of none."""
+
+    value: str
+    test_set: str = ""
+
+
+def _headers(columns: Sequence[Column]) -> list[str]:
+    """The columns' names; a test set that is named like another column says what it is."""
+    short = [f"{test_set} {value}".strip() for value, test_set in columns]
+    long = [f"{value} of test set {test_set}".removeprefix(" of ") for value, test_set in columns]
+    known = Counter(short)
+    return [
+        full if column.test_set and known[name] > 1 else name
+        for column, name, full in zip(columns, short, long, strict=True)
+    ]
+
+
+def _csv_rows(section: Section, against: str | None) -> Iterator[dict[Column, Any]]:
     for group in section.groups:
         row: dict[str, Any] = {
             "data": section.data,
@@ -341,24 +360,36 @@ def _csv_rows(section: Section, against: str | None) -> Iterator[dict[str, Any]]
             "seeds": " ".join(group.seeds),
         }
         scores = {SHORT_NAMES[name]: value for name, value in group.scores.items()}
-        for name, value in {**scores, **group.others, **group.targets}.items():
-            half = value.half_width
-            row |= {name: value.mean, f"{name} deviation": value.spread}
-            row |= {
-                f"{name} low": None if half is None else value.mean - half,
-                f"{name} high": None if half is None else value.mean + half,
-            }
+        for name, value in {**scores, **group.others}.items():
+            more = {f"{name} {kind}": number for kind, number in _csv_spread(value).items()}
+            row |= {name: value.mean, **more}
+        by_test_set = {
+            Column(kind, name): number
+            for name, value in group.targets.items()
+            for kind, number in {"": value.mean, **_csv_spread(value)}.items()
+        }
+        after: dict[str, Any] = {}
         if group.reported is not None:
-            printed = {**group.reported.targets}
-            printed |= {SHORT_NAMES[name]: v for name, v in group.reported.scores.items()}
-            row |= {f"{name} reported": value for name, value in printed.items()}
-            row |= {"average reported": printed.get("average", group.reported.average)}
-        row |= {f"bytes {way}": value.mean for way, value in group.bytes_said.items()}
-        row["seconds"] = None if group.seconds is None else group.seconds.mean
+            by_test_set |= {Column("reported", n): v for n, v in group.reported.targets.items()}
+            printed = {SHORT_NAMES[name]: v for name, v in group.reported.scores.items()}
+            after |= {f"{name} reported": value for name, value in printed.items()}
+            after |= {"average reported": printed.get("average", group.reported.average)}
+        after |= {f"bytes {way}": value.mean for way, value in group.bytes_said.items()}
+        after["seconds"] = None if group.seconds is None else group.seconds.mean
         test = _paired(group, section, against)
         if test is not None:
-            row |= {f"against {against}": test.difference, "p": test.p}
-        yield row
+            after |= {f"against {against}": test.difference, "p": test.p}
+        yield {**_plain(row), **by_test_set, **_plain(after)}
+
+
+def _plain(row: Mapping[str, Any]) -> dict[Column, Any]:
+    return {Column(name): value for name, value in row.items()}
+
+
+def _csv_spread(value: Statistic) -> dict[str, float | None]:
+    half = value.half_width
+    low, high = (None, None) if half is None else (value.mean - half, value.mean + half)
+    return {"deviation": value.spread, "low": low, "high": high}
 
 
 def _by_client_laid_out(section: Section, metric: str) -> Layout:

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedstill.core.errors import BadValue, RunFolderError, unknown
-from fedstill.core.files import write_whole
+from fedstill.core.files import for_json, write_whole
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.records import NodeId, State, Weights
@@ -222,7 +222,7 @@ def write(export: Export, out: Path) -> list[Path]:
         )
     out = out if out.suffix == SUFFIX else out.with_name(out.name + SUFFIX)
     out.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(export.description, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(for_json(export.description), indent=2, ensure_ascii=False) + "\n"
     files = {out: save(_apart(export.weights)), out.with_suffix(".json"): text.encode()}
     if export.code is not None:
         files[out.with_suffix(".py")] = export.code.encode()
