@@ -14,7 +14,7 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.core.method import Method, Step
 from fedstill.core.node import SERVER, Addressed, Inbox
-from fedstill.core.records import Direction, Message, NodeId, Record
+from fedstill.core.records import Direction, Message, NodeId, Record, State
 from fedstill.engines.engine import Outcome
 from fedstill.engines.loops.compiled import TRACED, Compiler
 from fedstill.engines.play.in_process import InProcess
@@ -71,6 +71,17 @@ class Standing(NamedTuple):
         return cls(copy.copy(vars(method)), hash(method), global_generators(), held, digests)
 
 
+class Reading(NamedTuple):
+    """How a message was read: by which step, from whom, beside what, with which memory."""
+
+    step: Step
+    round: int
+    sender: NodeId
+    hearer: NodeId
+    inbox: Inbox[Any]
+    state: State | None
+
+
 class Heard(InProcess):
     """Keeps what was said: round, step, sender and message, and its tensors as they then were.
 
@@ -89,6 +100,7 @@ class Heard(InProcess):
         self.first: dict[
             tuple[str, str], tuple[int, NodeId, NodeId, Message]
         ] = {}  # by step and kind
+        self.readings: dict[int, Reading] = {}  # of those, by the message's id
         self.overwritten: list[tuple[str, NodeId, str]] = []  # step, node, name in its memory
 
     def play(
@@ -100,6 +112,7 @@ class Heard(InProcess):
     ) -> dict[NodeId, Outcome]:
         kept = {node: self.states[node] for node in inboxes if node in self.states}
         before = {node: copied(state) for node, state in kept.items() if state is not None}
+        self._remember_readings(step, round, inboxes)
         outcomes = super().play(step, round, inboxes, toward)
         for node, was in before.items():
             names = altered(kept[node], was)
@@ -125,6 +138,33 @@ class Heard(InProcess):
         if message is not None:
             key = (step.title, type(message).__name__)
             self.first.setdefault(key, (round, sender, hearer, message))
+
+    def _remember_readings(
+        self, step: Step, round: int, inboxes: Mapping[NodeId, Inbox[Any]]
+    ) -> None:
+        """Keep how the first messages are read by those who are kept as their hearers."""
+        for _, sender, hearer, message in self.first.values():
+            inbox = inboxes.get(hearer, {})
+            if inbox.get(sender) is message:
+                state = self.node(hearer, round, step.name).state
+                reading = Reading(step, round, sender, hearer, inboxes[hearer], state)
+                self.readings.setdefault(id(message), reading)
+
+    def rejects(self, honest: Message, lie: Message) -> bool:
+        """Whether the step that read a message rejects a lie in its place (`Node.reject`)."""
+        reading = self.readings.get(id(honest))
+        if reading is None:
+            return False
+        step, round, sender, hearer, inbox, state = reading
+        now = self.states[hearer]
+        self.states[hearer] = state
+        try:
+            lied_to = {hearer: Inbox({**inbox, sender: lie})}
+            return sender in super().play(step, round, lied_to)[hearer].rejected
+        except FedstillError:  # it failed instead
+            return False
+        finally:
+            self.states[hearer] = now
 
     def counted(self) -> dict[tuple[int, str, NodeId], int]:
         """Floats that the logbook has, by round, step and sender."""

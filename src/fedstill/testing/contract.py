@@ -443,8 +443,9 @@ def wire(case: Case) -> None:
 def content(case: Case) -> None:
     """What clients and server send is accepted; each field of it lied about is refused.
 
-    Whether the message goes to the server or to a client, and whichever field it is: another
-    shape, another type, a name missing, a name more, numbers out of range, 1e30, NaN.
+    On arrival, or by the step that reads it, if only that can see it (`Node.reject`). Whether the
+    message goes to the server or to a client, and whichever field it is: another shape, another
+    type, a name missing, a name more, numbers out of range, 1e30, NaN.
     """
     engine = case.overheard
     for (step, _), (round, sender, hearer, message) in engine.first.items():
@@ -453,12 +454,16 @@ def content(case: Case) -> None:
         if why:
             raise Differs(f"{step}: {hearer} refuses what {sender} honestly sent: {sender} {why}")
         for lie in lies(message):
-            if refusal(case.method, reader, sender, lie.message) is None:
-                raise Differs(
-                    f"{type(message).__name__}.{lie.field}, sent in {step}: {lie.what} is not "
-                    "refused. Say in its hint what may stand there, e.g. Annotated[Tensor, "
-                    'Axes("public", "class")] (see core.content), or in Method.wrong'
-                )
+            if refusal(case.method, reader, sender, lie.message) or engine.rejects(
+                message, lie.message
+            ):
+                continue
+            raise Differs(
+                f"{type(message).__name__}.{lie.field}, sent in {step}: {lie.what} is not "
+                "refused. Say in its hint what may stand there, e.g. Annotated[Tensor, "
+                'Axes("public", "class")] (see core.content), or in Method.wrong; what only the '
+                "step that reads it can see, that rejects: node.reject(sender, why)"
+            )
 
 
 def walls(case: Case) -> None:
