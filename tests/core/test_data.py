@@ -303,5 +303,5 @@ def test_inputs_are_those_of_a_batch_without_its_labels() -> None:
     alone, both = pool(0, 4).all(), pool(0, 2).all() + pool(5, 3).all()
     for data in (alone, both):
         assert torch.equal(data.inputs(index), data.take(index).x)
-    with pytest.raises(ValueError, match="no examples to take a batch from"):
+    with pytest.raises(ValueError, match="no examples to take; ask len"):
         Data().inputs(index)

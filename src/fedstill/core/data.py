@@ -345,7 +345,10 @@ class Data:
             mask = here.reshape(here.shape + (1,) * (batch.x.dim() - here.dim()))
             x, y = torch.where(mask, batch.x, x), torch.where(here, batch.y, y)
         if x is None or y is None:
-            raise ValueError("no examples to take a batch from")
+            raise ValueError(
+                "this party has no examples to take; ask len(data) before all(), chunks() or "
+                "take() (batches() gives none)"
+            )
         return Batch(x, y)
 
     def inputs(self, index: Tensor, *, fleeting: bool = False) -> Tensor:
