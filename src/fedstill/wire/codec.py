@@ -554,8 +554,9 @@ def _refuse(root: str, name: str, expected: str, came: str) -> NoReturn:
 
 def _unsupported(root: str, name: str, hint: Any) -> WireError:
     return WireError(
-        f"{root}.{name} is hinted {_text(hint)}, which cannot be sent; use Tensor, Weights, int, "
-        "float, bool, str, a record, a tuple or a dict[str, ...] of these, or one of them | None"
+        f"{root}.{name} is hinted {_text(hint)}, which cannot be sent or saved; use Tensor, "
+        "Weights, int, float, bool, str, a record, a tuple[...] or a dict[str, ...] of these, or "
+        "one of them | None"
     )
 
 
