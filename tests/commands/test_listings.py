@@ -63,6 +63,21 @@ def test_show_counts_for_the_values_asked_for():
     assert grey["floats_per_round"] == {"up": model + 1, "down": model, "peer": 0}
 
 
+def test_show_says_where_each_client_hears_a_message_of_its_own():
+    drawn = shown("show", "feddropout", "budgets=[1.0, 1.0]")
+    down, up = drawn["messages"]
+    assert (down["different"], up["different"], drawn["example"]["clients"]) == (2, 1, 2)
+    assert down["floats"] == 2 * (320_010 + 1)
+    told = " ".join(fedstill("show", "feddropout").out.split())
+    assert "Drawn: the sum of messages that differ, one for each of the 2 clients counted" in told
+    assert "messages that differ" not in fedstill("show", "fedavg").out
+
+
+def test_show_says_that_clients_own_models_are_scored_too():
+    told = " ".join(fedstill("show", "fedavg", "score_own=true").out.split())
+    assert "as average_accuracy, and clients' own models on their own tests, as averaged" in told
+
+
 def test_show_counts_logits_for_a_stated_number_of_public_examples():
     found = shown("show", "fccl", "--public", 200, "--classes", 7, "public_batch=16")
     assert found["floats_per_round"] == {"up": 200 * 7, "down": 200 * 7, "peer": 0}

@@ -216,6 +216,7 @@ SCORED = {
     "server": "the server's model, as average_accuracy",
     "clients": "clients' own models, as averaged_local_accuracy, averaged_global_accuracy and "
     "inter_accuracy",
+    "own": "clients' own models on their own tests, as averaged_local_accuracy",
 }
 
 
@@ -241,7 +242,15 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
     print_rows(_remembered(found), form)
     ways = [f"{count:,} {way}" for way, count in found["floats_per_round"].items() if count]
     print(f"floats per round, each message counted once: {', '.join(ways) or 'none'}")
-    print(broken(f"scored: {SCORED[found['scored']]}"))
+    if apart := [said["name"] for said in found["messages"] if said["different"] > 1]:
+        print(
+            broken(
+                f"{', '.join(apart)}: the sum of messages that differ, one for each of the "
+                f"{example['clients']} clients counted here"
+            )
+        )
+    own = f", and {SCORED['own']}" if found["scores_own"] and found["scored"] == "server" else ""
+    print(broken(f"scored: {SCORED[found['scored']]}{own}"))
     if found["sends_examples"]:
         print("sends_examples: training examples are shown to others")
     print("\noptions")

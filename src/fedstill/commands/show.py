@@ -106,12 +106,14 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         ],
         "presets": {key: dict(value) for key, value in method.presets.items()},
         "scored": method.scored.value,
+        "scores_own": method.scores_own,
         "sends_examples": method.sends_examples,
         "needs_public": method.needs_public,
         "example": {
             "model": stage.model.describe(),
             "classes": stage.model.classes,
             "held": stage.held,
+            "clients": stage.clients,
             "public": stage.public,
             "model_floats": sum(stage.model.floats().values()),
         },
@@ -143,6 +145,7 @@ def _step(part: str, step: Step, times: int, log: MemoryLog, stage: Stage) -> di
         message = {
             "name": step.sends.__name__,
             "direction": rows[0].direction if rows else None,
+            "different": _different(rows) // times,
             "floats": sum(row.floats for row in rows) // times,
             "bytes": sum(row.bytes for row in rows) // times,
             "fields": {
@@ -164,6 +167,11 @@ def _step(part: str, step: Step, times: int, log: MemoryLog, stage: Stage) -> di
         "sends": message,
         "logs": list(dict.fromkeys(logged)),
     }
+
+
+def _different(rows: Sequence[Traffic]) -> int:
+    """How many messages that differ were said: one, unless each client hears its own."""
+    return max(Counter(row.field for row in rows).values(), default=0)
 
 
 def _memory(state: State | None, method: Method) -> dict[str, Any] | None:
