@@ -56,6 +56,13 @@ def test_pages_are_wrapped_but_for_tables_and_code(page: Path) -> None:
     assert page.name in MADE or not long, long
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_of_a_method_names_its_presets(name: str) -> None:
+    text = (ROOT / "docs/methods" / f"{name}.md").read_text(encoding="utf-8")
+    missing = [p for p in METHODS[name].presets if f"`{p}`" not in text and f'"{p}"' not in text]
+    assert set(missing) <= {"small"}, missing  # which every method has
+
+
 class Links(HTMLParser):
     """Where a page leads to, what it loads, and what can be pointed at in it."""
 
