@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fedstill.core.errors import BadValue
 from fedstill.core.loop import Seeded as SeededBatch
@@ -449,6 +450,35 @@ def test_lazy_layers_take_the_shape_of_the_data() -> None:
 
     model = Module(IMAGE, 3, lazy)
     assert model.init(0)["1.weight"].shape == (5, 64)
+
+
+class Sparing(GroupNet):
+    """Computes its norm again when gradients are taken, which takes less memory."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        seen = checkpoint(self.norm, maps, use_reentrant=self.reentrant)
+        return self.fc(F.avg_pool2d(self.act(seen), 2).flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_parts_that_are_computed_again_have_the_gradients_of_others(reentrant: bool) -> None:
+    model, plain = own(Sparing(reentrant)), own(GroupNet())
+    weights, x = plain.init(0), images()
+    found = []
+    for one in (model, plain):
+        moving = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+        one.train({})(moving, x).square().sum().backward()
+        found.append([tensor.grad for tensor in moving.values()])
+    assert all(map(torch.equal, *found))
+    assert model.smooth and model.twice and model.stackable
+
+    net = model.module(weights)
+    assert torch.equal(net(x), model(weights, x))
 
 
 def test_threads_that_share_a_network_start_and_see_what_each_would_alone() -> None:

@@ -1,9 +1,9 @@
 """What fedstill uses of torch beyond its documented interface, each under a name of our own.
 
 A new version of torch may change any of these without notice. So they stand in this file alone,
-and whoever raises the version in `pyproject.toml` reads it from top to bottom. Four kinds: how
+and whoever raises the version in `pyproject.toml` reads it from top to bottom. Five kinds: how
 `torch.func` wraps tensors, one operation on many tensors at once, the gradients of single
-operations, and looking at operations while they run.
+operations, parts of a network that are computed again, and looking at operations while they run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,7 @@ NEEDED = (
     *("_C._functorch.get_interpreter_stack", "_C._functorch.TransformType"),
     *("_foreach_mul", "_foreach_add", "_foreach_div", "_foreach_sqrt", "_foreach_norm"),
     *("_foreach_copy_", "_foreach_add_"),
+    *("utils.checkpoint._checkpoint_without_reentrant_generator",),
     *("native_group_norm", "ops.aten.native_group_norm_backward", "ops.aten.threshold_backward"),
 )
 
@@ -216,6 +218,36 @@ def traced(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> A
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+class _Kept:
+    """A part of a network whose maps are kept, in place of torch's, computed again for gradients.
+
+    `apply` is called in place of the reentrant way, and `around` runs around a part in the other.
+    """
+
+    @staticmethod
+    def apply(part: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return part(*args)
+
+    @staticmethod
+    def around(*args: Any, **options: Any) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def nothing_computed_again() -> Iterator[None]:
+    """Inside, `torch.utils.checkpoint` keeps what it would compute again for a gradient."""
+    around = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    place: Any = torch.utils.checkpoint
+    again = place.CheckpointFunction
+    place.CheckpointFunction = _Kept
+    place._checkpoint_without_reentrant_generator = _Kept.around
+    try:
+        yield
+    finally:
+        place.CheckpointFunction = again
+        place._checkpoint_without_reentrant_generator = around
 
 
 class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]

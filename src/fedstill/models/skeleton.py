@@ -32,7 +32,7 @@ from fedstill.core.model import batch_norm
 from fedstill.core.pools import Quickly
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.texts import text_of
-from fedstill.core.torch_internals import in_transform, writes_into
+from fedstill.core.torch_internals import in_transform, nothing_computed_again, writes_into
 from fedstill.models.random_calls import Seeded
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -273,7 +273,7 @@ class Skeleton:
         """The logits for some examples, or why there are none."""
         before = writes_into(x)
         try:
-            with _not_in_place(net):
+            with _not_in_place(net), nothing_computed_again():
                 logits = net(x)
         except Exception as error:
             shape = "x".join(map(str, self.shape))
@@ -554,7 +554,8 @@ class Skeleton:
     ) -> Tensor:  # fmt: skip
         drawing = Seeded(seed) if training and self.draws else nullcontext()
         pooling = Quickly() if self.pools and plain_on_cpu(x) else nullcontext()
-        with drawing, pooling, plain_attention():
+        # Weights stand in the module for this pass alone: later there is nothing to compute with.
+        with drawing, pooling, plain_attention(), nothing_computed_again():
             return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
     @cached_property
