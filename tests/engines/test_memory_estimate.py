@@ -94,19 +94,45 @@ def test_stacks_are_as_large_as_memory_allows(
 
 
 def test_what_is_left_is_the_least_of_machine_and_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert host._of_the_group(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert host._of_the_group(tmp_path) == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert host._of_the_group(tmp_path) is None
     monkeypatch.setattr(host, "_of_the_machine", lambda: 900)
-    monkeypatch.setattr(host, "_of_the_group", lambda: 500)
+    monkeypatch.setattr(host, "_of_the_groups", lambda: 500)
     assert host.memory_left() == 500
-    monkeypatch.setattr(host, "_of_the_group", lambda: None)
+    monkeypatch.setattr(host, "_of_the_groups", lambda: None)
     assert host.memory_left() == 900
     monkeypatch.setattr(host, "_of_the_machine", lambda: None)
     assert host.memory_left() is None
+
+
+def limited(group: Path, limit: str, words: host.Words) -> None:
+    """A control group that uses 700, of which 200 are files that can be read again."""
+    group.mkdir(parents=True, exist_ok=True)
+    (group / words.limit).write_text(f"{limit}\n")
+    (group / words.used).write_text("700\n")
+    (group / "memory.stat").write_text(f"anon 500\n{words.files} 200\n")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "top", "words"), [("", "", host.NEWER), ("cpu,memory", "memory", host.OLDER)]
+)
+def test_a_group_has_what_is_left_in_it_and_in_those_around_it(
+    kinds: str, top: str, words: host.Words, tmp_path: Path
+) -> None:
+    mine, root = tmp_path / "mine", tmp_path / "groups"
+    assert host._of_the_groups(root, mine) is None
+    mine.write_text(f"1:name=systemd:/\n4:{kinds}:/jobs/7\n")
+    assert host._of_the_groups(root, mine) is None
+
+    job = root / top / "jobs" / "7"
+    limited(job, "max" if words is host.NEWER else str(2**63 - 4096), words)
+    left = host._of_the_groups(root, mine)
+    assert left is None or left > 2**62
+    limited(job, "1000", words)
+    assert host._of_the_groups(root, mine) == 500
+    limited(job.parent, "900", words)
+    assert host._of_the_groups(root, mine) == 400
+    limited(root / top, "800", words)  # as a container sees its own
+    assert host._of_the_groups(root, mine) == 300
+    mine.write_text(f"4:{kinds}:/elsewhere\n")
+    assert host._of_the_groups(root, mine) == 300

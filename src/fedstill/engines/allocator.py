@@ -6,9 +6,9 @@ import ctypes
 import mmap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Names and numbers of malloc.h in the GNU C library.
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
@@ -84,7 +84,7 @@ def shared_by(processes: int) -> Iterator[None]:
 
 def memory_left() -> int | None:
     """Bytes that this process may still take, as far as the system tells."""
-    found = [left for left in (_of_the_machine(), _of_the_group()) if left is not None]
+    found = [left for left in (_of_the_machine(), _of_the_groups()) if left is not None]
     return min(found) // _SHARERS[0] if found else None
 
 
@@ -96,12 +96,44 @@ def _of_the_machine() -> int | None:
         return None
 
 
-def _of_the_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Where a container has a limit of its own."""
+class Words(NamedTuple):
+    """What a version of control groups calls what it tells of memory."""
+
+    limit: str
+    used: str
+    files: str  # of what is used, those that can be read again
+
+
+NEWER = Words("memory.max", "memory.current", "inactive_file")
+OLDER = Words("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _of_the_groups(
+    root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Where a container, or a job on a shared machine, has a limit of its own.
+
+    The process is in a group of each kind, and a group has the limits of those around it too. A
+    container may be told names of groups that it does not see; its own is then the outermost.
+    """
+    found: list[int | None] = []
+    with suppress(OSError, ValueError):
+        for line in mine.read_text().splitlines():
+            _, kinds, name = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            words, top = (OLDER, root / "memory") if kinds else (NEWER, root)
+            own = top / name.lstrip("/")
+            around = [each for each in (own, *own.parents) if each.is_relative_to(top)]
+            found += [_of_the_group(folder, words) for folder in around]
+    return min((left for left in found if left is not None), default=None)
+
+
+def _of_the_group(folder: Path, words: Words) -> int | None:
     try:
-        limit, used = (int((folder / f"memory.{of}").read_text()) for of in ("max", "current"))
+        limit, used = (int((folder / name).read_text()) for name in (words.limit, words.used))
         parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(parts["inactive_file"]))  # files can be read again
+        return max(0, limit - used + int(parts[words.files]))
     except (OSError, ValueError, KeyError):  # none, or "max"
         return None
 
