@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -315,6 +315,23 @@ def test_one_example_alone_is_trained_by_the_running_statistics() -> None:
     weights, notes = model.init(0), {}  # type: ignore[var-annotated]
     x = torch.ones(1, 4)
     assert torch.equal(model.train(notes)(weights, x), model(weights, x)) and not notes
+
+
+class Freezing(BatchNet):
+    """Leaves its norm as it was pretrained."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.body[1].eval()
+        return self
+
+
+def test_a_norm_that_the_module_freezes_goes_by_its_running_statistics() -> None:
+    model, x = own(Freezing(drop=0.0)), 3 + 2 * images()
+    weights, notes = model.init(0), dict[str, Tensor]()
+    net = loaded(model, weights, Freezing(drop=0.0)).train()
+    assert torch.equal(model.train(notes)(weights, x), net(x))
+    assert not notes
 
 
 def test_answers_that_depend_on_the_batch_are_found_out() -> None:

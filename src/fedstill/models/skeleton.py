@@ -772,16 +772,18 @@ def _normalised(now: _Pass, layer: Any, name: str, x: Tensor) -> Tensor:
     """A batch norm layer, whose new statistics go to the notes of the pass.
 
     One example alone has no variance: where a channel has a single value, training goes by the
-    running statistics and notes nothing.
+    running statistics and notes nothing. So it does where the module's own `train` leaves the layer
+    in evaluation, as those do that freeze norms.
     """
     mean, var = layer.running_mean, layer.running_var
+    training = now.training and layer.training
     numbers = x.numel() // x.shape[1] if x.dim() > 1 else 0
-    by_batch = (now.training and numbers > 1) or mean is None
+    by_batch = (training and numbers > 1) or mean is None
     if not now.training and now.notes is not None and mean is not None:
         over = [0, *range(2, x.dim())]
         now.notes[f"{name}.running_mean"] = x.mean(over)
         now.notes[f"{name}.running_var"] = x.var(over, unbiased=False)
-    if by_batch and now.training and now.notes is not None and mean is not None:
+    if by_batch and training and now.notes is not None and mean is not None:
         _note(now.notes, layer, name, x)
     if by_batch:
         mean = var = None
