@@ -199,6 +199,15 @@ def test_methods_that_match_gradients_refuse_layers_without_a_second_derivative(
     worlds.experiment(small(METHODS[name]), pictures(HardSigmoid))
 
 
+@pytest.mark.parametrize("name", ["fedlgd", "feddualmatch", "dynafed"])
+def test_methods_that_match_gradients_take_a_linear_network(name: str) -> None:
+    def linear() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+    _, log = worlds.played(small(METHODS[name]), pictures(linear), rounds=1)
+    assert log.metrics
+
+
 def test_a_hard_sigmoid_layer_can_be_differentiated_twice() -> None:
     model = Module((1, 8, 8), 3, HardSigmoid)
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -566,6 +566,8 @@ class Skeleton:
         with torch.enable_grad(), attention_by_products():
             try:
                 seen = self._features(weights, self.probe)
+                if not seen.requires_grad:  # the head alone is trained, which has all derivatives
+                    return True
                 first = torch.autograd.grad(
                     seen.square().sum(), moving, create_graph=True, materialize_grads=True,
                     allow_unused=True,
