@@ -606,6 +606,19 @@ class Counting(GroupNet):
         return super().forward(x)
 
 
+class Remembering(GroupNet):
+    """Keeps what it made in its first pass of training in a buffer, which until then is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.first is None:
+            self.first = torch.ones(8)
+        return super().forward(x)
+
+
 class Scheduled(GroupNet):
     """Grows with the number of passes."""
 
@@ -677,6 +690,7 @@ class Computed(nn.Linear):
         (PythonDrawing, {}, "draws random numbers from Python's global generator in forward"),
         (Recurrent, {}, "otherwise than by dropout.*the dropout of 'lstm'.*nn.Dropout between"),
         (Counting, {}, "changes its buffer 'seen' in training"),
+        (Remembering, {}, "changes its buffer 'first' in training"),
         (Scheduled, {}, "answers otherwise when it is asked again.*draw by dropout"),
         (partial(OwnDrawing, np.random.default_rng), {}, "answers otherwise when it is asked"),
         (partial(OwnDrawing, random.Random), {}, "answers otherwise when it is asked again"),
@@ -707,6 +721,15 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
 
 def test_an_answer_that_is_no_number_is_the_same_when_it_is_asked_again() -> None:
     assert Module(IMAGE, 3, Logarithm, head_layer="none").initial()
+
+
+def test_a_constant_may_be_anything_that_a_tensor_holds() -> None:
+    net = GroupNet()
+    for place, value in enumerate([torch.tensor([torch.nan, 1.0]), torch.tensor([True, False])]):
+        net.register_buffer(f"constant{place}", value)
+    model = own(net)
+    assert set(model.skeleton.constants) == {"constant0", "constant1"}
+    assert model(model.init(0), images()).shape == (5, 3)
 
 
 def test_a_first_layer_in_place_is_no_write_into_the_inputs() -> None:
