@@ -619,6 +619,14 @@ class Remembering(GroupNet):
         return super().forward(x)
 
 
+class Sparse(GroupNet):
+    """Keeps neighbours in a graph as torch does it where there are few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", torch.eye(8).to_sparse())
+
+
 class Scheduled(GroupNet):
     """Grows with the number of passes."""
 
@@ -708,6 +716,7 @@ class Computed(nn.Linear):
         (GroupNet, {"head_layer": "last"}, "has no linear layer 'last'; it has: fc"),
         (GroupNet, {"stage_layers": ("block",)}, "has no layer 'block' for a stage"),
         (lambda: GroupNet().half(), {}, r"conv.weight is of torch.float16.*net.float\(\)"),
+        (Sparse, {}, "keeps 'graph' as a sparse tensor.*to_dense"),
         (lambda: nn.DataParallel(GroupNet()), {}, r"give the module inside, net\.module"),
         (Computed, {}, "cannot be copied: RuntimeError"),
     ],
@@ -725,10 +734,11 @@ def test_an_answer_that_is_no_number_is_the_same_when_it_is_asked_again() -> Non
 
 def test_a_constant_may_be_anything_that_a_tensor_holds() -> None:
     net = GroupNet()
-    for place, value in enumerate([torch.tensor([torch.nan, 1.0]), torch.tensor([True, False])]):
+    kinds = torch.tensor([True, False]), torch.ones((), dtype=torch.bfloat16), torch.zeros(0)
+    for place, value in enumerate([torch.tensor([torch.nan, 1.0]), *kinds]):
         net.register_buffer(f"constant{place}", value)
     model = own(net)
-    assert set(model.skeleton.constants) == {"constant0", "constant1"}
+    assert len(model.skeleton.constants) == 4 and model.describe()["code"]
     assert model(model.init(0), images()).shape == (5, 3)
 
 

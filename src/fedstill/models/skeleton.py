@@ -255,6 +255,12 @@ class Skeleton:
                 f"its weight {strange[0]} is of {moving[strange[0]]}, not of single precision; use "
                 'net.float(), and engine.precision = "half" for a GPU'
             )
+        held = [*net.named_parameters(), *net.named_buffers()]
+        if sparse := [name for name, tensor in held if tensor.layout != torch.strided]:
+            raise self._refuse(
+                f"keeps {sparse[0]!r} as a sparse tensor, which is neither compared nor saved; "
+                "keep it whole, by to_dense()"
+            )
 
     def _whole(self) -> nn.Module:
         """A module whose every tensor has its shape."""
@@ -687,7 +693,8 @@ class Skeleton:
         for text in sorted(map(_source, own)):
             found.update(text.encode())
         for name, tensor in values.items():
-            found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+            held = tensor.cpu().contiguous().flatten().view(torch.uint8)  # numpy lacks some types
+            found.update(name.encode() + held.numpy().tobytes())
         return found.hexdigest()[:16]
 
 
@@ -703,7 +710,7 @@ def _stacks(trial: Callable[[], Any]) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether all numbers of two answers are equal; what is no number equals itself."""
+    """Whether all numbers of two tensors are equal; what is no number equals itself."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
