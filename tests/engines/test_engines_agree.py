@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Never
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import worlds
@@ -55,7 +55,7 @@ from fedstill.engines.play.streams import Stream, Streams, StreamSet
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Party
 from fedstill.methods.feddualmatch import FedDualMatch
-from fedstill.models import MLP
+from fedstill.models import MLP, Module
 from fedstill.parts.matching import GradientMatching
 from worlds import CLASSES, World, engine_for, examples, pictures, vectors
 
@@ -779,6 +779,29 @@ def test_streams_stack_networks_without_kernels_whose_steps_are_slight(
     with precision.using(asked):
         assert_agree(Invented(), world, SideBySide)  # six examples of four numbers in a batch
     assert bool(sizes) == stacked
+
+
+class Choosing(nn.Module):
+    """Asks for the value of a tensor, which a stack has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x / 10 if x.abs().max() > 1000 else x)  # type: ignore[no-any-return]
+
+
+def test_streams_do_not_stack_networks_that_know_no_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorded, "WORTHWHILE", 1)
+    monkeypatch.setattr(streams, "STACK", 2)
+    world = vectors((20, 27, 23))
+    model = Module((4,), 3, Choosing)
+    world.parties = {name: replace(party, model=model) for name, party in world.parties.items()}
+    with precision.using("half"):
+        assert_agree(Invented(), world, SideBySide)
 
 
 def assert_rounded(left: Any, right: Any) -> None:

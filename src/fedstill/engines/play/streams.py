@@ -294,9 +294,12 @@ def stacks_well(stackable: Sequence[Acting]) -> bool:
 def steps_are_slight(body: Descent, batches: Sequence[Any]) -> bool:
     """Whether a step's launches take longer than its work, in a network without own kernels.
 
-    A stack rounds in another way than its members alone, so this is for half precision only.
+    A stack rounds in another way than its members alone, so this is for half precision only. What
+    an objective asks of a network at rest is asked of a stack too.
     """
     if not half_asked_for() or body.mechanism is not None or body.model.takes_half:
+        return False
+    if not body.model.stackable_at_rest:
         return False
     plan = batches.plain if isinstance(batches, SeededBatches) else batches
     if not isinstance(plan, Plan) or not plan.sizes:
