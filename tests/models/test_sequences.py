@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -146,6 +146,62 @@ def test_sequences_of_numbers_train_without_a_warning(
     with warnings.catch_warnings(action="error"):
         _, log = worlds.played(small(METHODS[name]), pictures(net), rounds=1)
     assert log.metrics  # scored to its end
+
+
+class Asked(nn.GRU):
+    """Notes whether cuDNN would be asked, and how often weights were moved in memory."""
+
+    asked: ClassVar[list[bool]] = []
+    moved: ClassVar[list[None]] = []
+
+    def forward(self, *args: Any) -> Any:  # type: ignore[override]
+        self.flatten_parameters()
+        self.asked.append(torch.backends.cudnn.enabled)
+        return super().forward(*args)
+
+    def flatten_parameters(self) -> None:
+        self.moved.append(None)
+
+
+class Asking(Recurrent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Asked(8, 8, batch_first=True)  # type: ignore[assignment]
+
+
+def test_cudnn_is_asked_for_what_it_knows_alone() -> None:
+    """It has no gradient at rest, none of a gradient, and no stacks; and weights are not its."""
+    model = Module((1, 8, 8), 3, Asking)
+    weights, x = model.init(0), torch.randn(4, 1, 8, 8)
+    Asked.asked.clear()
+    Asked.moved.clear()
+    model.train({})(weights, x)
+    model(weights, x)
+    with torch.no_grad():
+        model(weights, x)
+    torch.func.grad(lambda moved: model.train({})(moved, x).sum())(weights)
+    assert Asked.asked == [True, False, True, False]
+    assert torch.backends.cudnn.enabled and not Asked.moved
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("net", [Recurrent, Gated])
+def test_recurrent_layers_have_every_gradient_on_a_gpu_too(net: Callable[[], nn.Module]) -> None:
+    model = Module((1, 8, 8), 3, net)
+    start, x = model.init(0), torch.randn(4, 1, 8, 8)
+
+    def slopes(device: str) -> list[Tensor]:
+        weights = {name: tensor.to(device).requires_grad_() for name, tensor in start.items()}
+        seen, moving = x.to(device).requires_grad_(), list(weights.values())
+        loss = model(weights, seen).square().sum()
+        first = torch.autograd.grad(loss, [seen, *moving], create_graph=True)
+        length = torch.stack([slope.square().sum() for slope in first]).sum()
+        second = torch.autograd.grad(length, [seen, *moving])
+        trained = model.train({})(weights, seen).square().sum()
+        return [one.cpu() for one in (*first, *second, *torch.autograd.grad(trained, moving))]
+
+    for found, wanted in zip(slopes("cuda"), slopes("cpu"), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("name", "clock"), [("feddualmatch", None), ("fedavg", Clock(speed=1e6))])

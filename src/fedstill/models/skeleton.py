@@ -505,6 +505,9 @@ class Skeleton:
             if isinstance(layer, BATCH_NORMS):
                 norm = self._norm(layer, name)
                 layer.forward = partial(norm, self.now, layer, name)  # type: ignore[method-assign]
+            if isinstance(layer, nn.RNNBase):
+                layer.forward = partial(_recurred, self.now, layer.forward)  # type: ignore[method-assign]
+                layer.flatten_parameters = _left_alone  # type: ignore[method-assign]
             if isinstance(layer, nn.Hardsigmoid):  # torch's own has no second derivative
                 layer.forward = _hard_sigmoid  # type: ignore[method-assign]
             if isinstance(getattr(layer, "inplace", None), bool):
@@ -760,6 +763,25 @@ def _looked_up(
 def _source(code: Any) -> str:
     """The text of a class or function, or its name where there is no text."""
     return text_of(code) or str(getattr(code, "__qualname__", repr(type(code))))
+
+
+def _recurred(now: _Pass, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A recurrent layer; by cuDNN only where that knows all that may be asked of it.
+
+    Its kernels have a gradient in training alone, none of that gradient, and know no stacks.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = (
+        before and not in_transform() and (now.training or not torch.is_grad_enabled())
+    )
+    try:
+        return forward(*args, **named)
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+def _left_alone() -> None:
+    """Weights lie where whoever passes them in has put them, and are not moved in memory."""
 
 
 def _hard_sigmoid(input: Tensor) -> Tensor:
