@@ -38,7 +38,7 @@ from fedstill.runs import recipes as runs
 from fedstill.sites import certificates, words, zenoh
 from fedstill.sites.away import Patience
 from fedstill.sites.site import Policy, Site
-from fedstill.sites.words import SAME_CODE, Act
+from fedstill.sites.words import SAME_CODE, Act, Present
 from ports import free_port
 from small_deployment import NAMES, recipe_for, rows, write_data
 
@@ -427,6 +427,11 @@ def test_a_changed_recipe_is_refused_with_both_numbers(make: Made) -> None:
     agreed = folders.read_deployment(path.parent).number
     with pytest.raises(SiteError, match=f"has the number (?!{agreed}).*but {agreed} was agreed"):
         sites.start(path.parent, print)
+
+
+def test_what_a_site_tells_of_its_classes_cannot_write_over_the_coordinators_screen() -> None:
+    present = Present("north", "2.0", 3, {"healthy": 2, "\x1b[2Jill\n": 1})
+    assert coordinator._told(present).endswith("; 3 examples (healthy 2,  [2Jill  1)")
 
 
 def test_a_coordinator_whose_recipe_changed_is_told_what_to_do(make: Made) -> None:

@@ -348,3 +348,12 @@ def test_a_ledger_that_nobody_can_account_for_is_an_absence(
     )
     (note,) = [note for note in log.notes if note.node == "c1"]
     assert reason in note.text
+
+
+def test_a_site_that_logs_numbers_without_end_is_an_absence() -> None:
+    """Each would be a row of the coordinator's tables, and an answer has room for a million."""
+    log = MemoryLog()
+    many = {f"n{at}": 0.0 for at in range(1001)}
+    played_with(lambda said: said.replace(left=said.left.replace(numbers=many)), log)
+    (note,) = [note for note in log.notes if note.node == "c1"]
+    assert note.kind == "absent" and "1001 numbers of a log came, the limit is 1000" in note.text

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from fedstill.core.errors import SiteError
+from fedstill.core.errors import LONGEST, SiteError, told
 from fedstill.core.node import SERVER
 from fedstill.deploy import folder as folders
 from fedstill.deploy.board import Board, Row
@@ -166,6 +166,7 @@ def _told(present: Present) -> str:
     if present.examples is None:
         return "the same recipe, the same fedstill"
     counts = ", ".join(f"{name} {count}" for name, count in present.counts.items())
+    counts = told(counts, 10 * LONGEST)  # of some hundred classes
     return f"the same recipe, the same fedstill; {present.examples} examples ({counts})"
 
 

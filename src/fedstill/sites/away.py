@@ -47,6 +47,7 @@ from fedstill.wire import codec
 R = TypeVar("R", bound=Record)
 MOST_SPENT = 1000  # rows of a ledger for one step
 MOST_RELEASES = 2**20  # in one of them
+MOST_NUMBERS = 1000  # that a step logs
 MOST_SIGMA = 1e9  # noise of a release; an accountant overflows far beyond
 ALL_BUT = 1 - 1e-6  # rate of a sample that is not everybody; nearer to 1 an accountant fails
 Seconds = Annotated[float, Range(0, 1e9, open_low=True)]  # a line can wait no longer
@@ -289,6 +290,7 @@ class Away(OwnNode):
             outcome = outcome_of(answer.left, messages, round, step.name, node)
             check_kind(step, outcome)
             check_spent(answer.left.spent, self.experiment.privacy)
+            check_numbers(answer.left.numbers)
             marks = [_checked_mark(mark) for mark in (answer.mark, answer.channels)]
         except (WireError, KeyError) as error:
             return Outcome(absent=f"sent what cannot be read: {told(str(error))}")
@@ -354,6 +356,12 @@ def _checked_mark(mark: str) -> str:
     if not fits:
         raise WireError(f"{mark[:80]!r} is no mark of a memory")
     return mark
+
+
+def check_numbers(numbers: Mapping[str, float]) -> None:
+    """Refuse more than any step logs: each is a row of a table, kept as long as the run is."""
+    if len(numbers) > MOST_NUMBERS:
+        raise WireError(f"{len(numbers)} numbers of a log came, the limit is {MOST_NUMBERS}")
 
 
 def check_spent(rows: Sequence[Spent], privacy: Privacy | None) -> None:
