@@ -11,7 +11,7 @@ from fedstill.core.release import Spending
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import PROMISE, Privacy
 
-MOST_KINDS = 4096  # of one node's releases; adding up as many takes an accountant minutes
+MOST_KINDS = 256  # of one node's samples; an accountant takes up to seconds for each
 NO_PROMISE = (
     "none: the papers' mechanism clips the gradient of many records together instead of each "
     "record's share in it, and counts neither steps nor rounds; it is here for comparison alone"
@@ -54,8 +54,8 @@ def _told(delta: float, rows: Mapping[str, Sequence[Spending]]) -> dict[str, Any
 
 
 def _epsilon(rows: Sequence[Spending], delta: float) -> float:
-    """The ε of one node's rows; infinite where too many of them differ to be added up."""
-    kinds = {(row.sigma, row.rate) for row in rows}
+    """The ε of one node's rows; infinite where too many samples differ to be added up."""
+    kinds = {(row.sigma, row.rate) for row in rows if row.rate < 1}
     return composed(rows, delta) if len(kinds) <= MOST_KINDS else math.inf
 
 
