@@ -425,14 +425,15 @@ def test_a_peer_that_was_killed_between_speaking_and_hearing_plays_that_round_th
     check_equal(found, engine, log)
 
 
-def test_a_peer_of_a_method_that_sends_nothing_plays_the_round_in_which_it_was_killed(
-    tmp_path: Path,
+@pytest.mark.parametrize("rounds", [1, 5])  # since its last checkpoint
+def test_a_peer_of_a_method_that_sends_nothing_plays_the_rounds_since_its_checkpoint(
+    rounds: int, tmp_path: Path
 ) -> None:
     method, world, meeting = small(METHODS["local"]), worlds.pictures(), Meeting()
-    engine, _ = worlds.played(method, world, 2, scores="own")
+    engine, _ = worlds.played(method, world, rounds, scores="own")
 
     def started() -> Peers:
-        own = peer(method, world, meeting, "c0", rounds=2)
+        own = peer(method, world, meeting, "c0", rounds=rounds)
         own.journal = Journal(tmp_path / "journal")
         return own
 
@@ -440,7 +441,7 @@ def test_a_peer_of_a_method_that_sends_nothing_plays_the_round_in_which_it_was_k
     plain = first.inner.play
 
     def dying(step: Any, round: int, *given: Any) -> Any:
-        if round == 1:
+        if round == rounds:
             raise Killed
         return plain(step, round, *given)
 
@@ -448,7 +449,7 @@ def test_a_peer_of_a_method_that_sends_nothing_plays_the_round_in_which_it_was_k
     with pytest.raises(Killed):
         run(first, MemoryLog())
     for name in ("c1", "c2"):  # meanwhile the others have gone on
-        further = Standing(STANDING.replace(node=name), 2, False)
+        further = Standing(STANDING.replace(node=name), rounds, False)
         ThreadMesh(meeting, name).say("standing", codec.encode(further))
     back, log = started(), MemoryLog()
     run(back, log)

@@ -183,8 +183,7 @@ class Peers(OwnNode):
             return outcomes
         inbox, act, speaks = inboxes[self.me], b"", step.sends is not None and toward is not None
         if self.journal is not None and not speaks:
-            self.journal.say(round, self._at[1], {})  # that it has begun
-            self.journal.forget(round - KEPT)
+            self.journal.heard(round, self._at[1], dict)  # nothing: a note that it has begun
 
         def own() -> Outcome:
             return self.inner.play(step, round, {self.me: inbox}, toward)[self.me]
