@@ -16,6 +16,7 @@ from fedstill.federation.sampling import Sample
 from fedstill.federation.topology import Ring
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites.away import Patience
 from fedstill.sites.exchange import TWICE
@@ -358,6 +359,22 @@ def test_under_privacy_a_peer_does_not_play_an_act_again_for_something_else(tmp_
         said = codec.decode(word, Said)
         assert word == before[key] or (said.letter is None and said.absent)
     assert any(word != before[key] for key, word in now.items())
+
+
+def test_what_a_private_peer_spent_is_told_though_it_does_not_play_those_acts_again(
+    tmp_path: Path,
+) -> None:
+    private_run(tmp_path)
+    for file in (tmp_path / "c0" / "journal").glob("heard-*"):
+        file.unlink()
+    back, log = private_peer(Meeting(), "c0", tmp_path, step=0.1), MemoryLog()
+    run(back, log)
+    assert back.private is not None
+    own = [row for rows in back.private._spent.values() for row in rows]
+    assert [(row.round, row.step) for row in log.privacy] == [
+        (0, "synthesize"), (1, "learn"), (2, "learn"),
+    ]  # fmt: skip
+    assert composed(log.privacy, 1e-5) == composed(own, 1e-5)
 
 
 def test_what_was_heard_is_kept_since_the_checkpoint_before_the_last(tmp_path: Path) -> None:

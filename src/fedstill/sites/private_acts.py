@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from fedstill.core.method import Step
 from fedstill.core.node import Inbox
 from fedstill.core.records import Message, NodeId, Record, State
+from fedstill.core.release import Spending
 from fedstill.engines.engine import Outcome
 from fedstill.engines.outbox import channels_of
+from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import Letters, kinds_of
 from fedstill.engines.ranks.protocol import Letter
 from fedstill.sites.release_log import ReleaseLog, digest_of
@@ -31,6 +35,10 @@ class Act(Record):
 class PrivateActs(ReleaseLog):
     """What a peer has played, and what that spent."""
 
+    def __init__(self, name: NodeId, engine: InProcess, folder: Path | None = None):
+        super().__init__(name, engine, folder)
+        self._told: set[str] = set()  # acts whose spending this process has told
+
     def act(self, step: Step, round: int, inbox: Inbox[Message], toward: str | None) -> bytes:
         """What is played now, as it is known by."""
         method = self.engine.experiment.method
@@ -46,13 +54,27 @@ class PrivateActs(ReleaseLog):
         if self.asked_otherwise(place, act):
             return Outcome(
                 absent=f"it has played {step.name} of this round for another inbox or memory; "
-                "under privacy an act is released once"
+                "under privacy an act is released once",
+                spent=[*self._untold(round)],
             )
         self.ask(place, act)
         self.recall_ledger(act)
         outcome = play()
         self.spend(act, outcome.spent)
-        return outcome
+        return replace(outcome, spent=self._once(digest_of(act), outcome.spent))
+
+    def _untold(self, round: int) -> Iterator[Spending]:
+        """What acts of a round spent before, of which this peer is absent in the rest now."""
+        for digest, place in self._asked.items():
+            if place.startswith(f"{round} "):
+                for row in self._once(digest, self._spent.get(digest, ())):
+                    yield replace(row, round=round, step=place.split(" ")[1])
+
+    def _once(self, digest: str, rows: Sequence[Spending]) -> Sequence[Spending]:
+        """The rows of an act, unless they were told before."""
+        new = digest not in self._told
+        self._told.add(digest)
+        return rows if new else ()
 
     def began(self, round: int) -> bool:
         """Whether an act of a round was played before, so that it has been paid for."""
