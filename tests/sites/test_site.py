@@ -553,6 +553,15 @@ def test_a_line_that_a_full_disk_cut_off_spoils_no_other(left: int, tmp_path: Pa
     assert isinstance(words.read(private_site(tmp_path).answer(words.written(first))), Acted)
 
 
+def test_an_act_whose_line_was_cut_off_is_still_released_once(tmp_path: Path) -> None:
+    """The site was started again since, and another line made the one that was cut off whole."""
+    digest = release_log.digest_of(words.written(broadcast()))
+    private_site(tmp_path)
+    (tmp_path / "asked").write_text(f"{digest} 1 upd\n{'0' * 64} 2 update 0\n")
+    assert isinstance(words.read(private_site(tmp_path).answer(words.written(broadcast()))), Acted)
+    assert "an act is released once" in refusal(private_site(tmp_path), broadcast(0.1))
+
+
 def test_a_site_knows_when_the_run_is_over(site: Site) -> None:
     assert not site.over
     assert isinstance(words.read(site.answer(words.written(Over("trial", "c0")))), words.Done)

@@ -99,7 +99,7 @@ class ReleaseLog:
     def ask(self, act: str, request: bytes) -> None:
         """Write down that this is asked; on the disk when it returns."""
         digest = digest_of(request)
-        if digest in self._asked:
+        if self._asked.get(digest) == act:  # a line that was cut off names another act
             return
         if self.folder is not None:
             with on_disk():
