@@ -463,6 +463,7 @@ def test_the_names_of_files_are_on_the_disk_too_before_an_answer_leaves(
     monkeypatch.setattr(release_log, "sync_folder", files.sync_folder)
     assert isinstance(words.read(site.answer(words.written(broadcast()))), Acted)
     assert synced.count(tmp_path) >= 4  # what was asked, what it spent and came to, the answer
+    assert tmp_path / "memories" in synced  # from which the next act goes on
 
 
 def test_an_act_that_comes_again_after_others_is_the_very_same_release(tmp_path: Path) -> None:

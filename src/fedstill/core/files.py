@@ -48,9 +48,9 @@ def write_whole(path: Path | str, data: bytes | str, *, by_several: bool = False
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-def write_lasting(path: Path | str, data: bytes | str) -> None:
+def write_lasting(path: Path | str, data: bytes | str, *, by_several: bool = False) -> None:
     """Write a file; when this returns, no failure of the power takes it back."""
-    write_whole(path, data)
+    write_whole(path, data, by_several=by_several)
     sync_folder(Path(path).parent)
 
 

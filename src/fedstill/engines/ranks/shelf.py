@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fedstill.core.errors import RankError
-from fedstill.core.files import write_whole
+from fedstill.core.files import write_lasting
 from fedstill.core.records import NodeId, Record, State
 from fedstill.wire import codec
 
@@ -48,7 +48,7 @@ class Shelf:
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self._file(mark).exists():
-                write_whole(self._file(mark), data, by_several=True)
+                write_lasting(self._file(mark), data, by_several=True)
         return mark
 
     def forget_others(self, wanted: Collection[str]) -> None:
