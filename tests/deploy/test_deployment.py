@@ -318,6 +318,37 @@ def test_a_stop_while_sites_are_waited_for_is_said_as_such(make: Made) -> None:
         coordinator.start(consortium.out, stopping)
 
 
+def test_a_coordinator_that_is_started_again_goes_on_without_a_site_that_refuses(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One site alone could keep a run from going on for ever, and no other can be put in."""
+    consortium = make("run.rounds=3").joined()
+    folder, hello = consortium.out / "coordinator" / "run", Site._hello
+    threads = [consortium.site(name) for name in NAMES]
+
+    def stopping(line: str) -> None:
+        if line.startswith("round 1/"):
+            ask_to_stop(folder)
+
+    with pytest.raises(SiteError, match=r"stopped after round"):
+        coordinator.start(consortium.out, stopping)
+
+    def refusing(site: Site, asked: Any) -> Any:
+        if site.name == "west":
+            raise SiteError("it will not")
+        return hello(site, asked)
+
+    monkeypatch.setattr(Site, "_hello", refusing)
+    said: list[str] = []
+    coordinator.start(consortium.out, said.append)
+    assert "  west: refused: it will not; absent until it is as was agreed" in said
+    absent = [row for row in rows(folder, "notes.csv") if row["kind"] == "absent"]
+    assert {row["node"] for row in absent} == {"west"}
+    assert all("refused: it will not" in row["text"] for row in absent)
+    for thread in threads:
+        thread.join(120)
+
+
 def test_a_coordinator_that_is_started_again_goes_on_without_a_site_that_is_gone(
     make: Made,
 ) -> None:

@@ -191,7 +191,7 @@ def test_a_coordinator_that_is_back_waits_for_a_site_that_still_plays_a_step() -
 
     method, world = small(METHODS["fedavg"]), worlds.pictures()
     there = at_sites.sites(method, world)
-    at_sites.away(method, world, there, Clock, Patience(start=600, step=7200)).hello(["c0"])
+    at_sites.away(method, world, there, Clock, Patience(start=600, step=7200)).met(["c0"])
     assert waited == [7200]
 
 

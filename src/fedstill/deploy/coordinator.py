@@ -21,7 +21,7 @@ from fedstill.runs.digest import of_recipe
 from fedstill.runs.session import Agreed, Keeping, Session
 from fedstill.sites import certificates, zenoh
 from fedstill.sites.away import Away, Patience, spent_before
-from fedstill.sites.exchange import Connection, Stopped
+from fedstill.sites.exchange import Connection, Silence, Stopped
 from fedstill.sites.words import Present
 from fedstill.sites.zenoh import COORDINATOR, Calls
 
@@ -102,11 +102,14 @@ def played(
         privacy=place.privacy,
         notes=place.notes,
     )
-    whole = _needs_all(board.folder)
-    here = [name for name in deployment.sites if whole or name in calls.here.names()]
-    for name, present in engines[0].hello(here).items():
-        say(f"  {name}: {_told(present)}")
-        session.spent = [*session.spent, *spent_before(name, present, place.privacy)]
+    if _needs_all(board.folder):
+        for name, present in engines[0].hello().items():
+            say(f"  {name}: {_told(present)}")
+            session.spent = [*session.spent, *spent_before(name, present, place.privacy)]
+    else:
+        here = [name for name in deployment.sites if name in calls.here.names()]
+        for name, found in engines[0].met(here).items():
+            say(f"  {name}: {_told(found)}")
     if run_folders.description_in(board.folder) is not None:
         say("going on from the last checkpoint")
         session.resume(changed=False)
@@ -162,7 +165,9 @@ def _check_certificate(own: Path, deployment: Deployment, host: str | None) -> N
         raise SiteError("\n".join(wrong))
 
 
-def _told(present: Present) -> str:
+def _told(present: Present | Silence) -> str:
+    if isinstance(present, Silence):
+        return f"{present.reason}; absent until it is as was agreed"
     if present.examples is None:
         return "the same recipe, the same fedstill"
     counts = ", ".join(f"{name} {count}" for name, count in present.counts.items())

@@ -107,16 +107,18 @@ class Away(OwnNode):
                 'scores = "cross": at sites nobody has another\'s tests; use "own" or "auto"'
             )
 
-    def hello(self, sites: Iterable[NodeId] | None = None) -> dict[NodeId, Present]:
-        """These sites, or all, have joined this very run; else an error says who has not, and why.
+    def met(self, sites: Iterable[NodeId]) -> dict[NodeId, Present | Silence]:
+        """What these sites say that they have joined, or why they do not.
 
-        All others are asked for it before their next step.
+        All others are asked for it before their next step, and so are those who do not say it.
         """
-        clients = self.population.clients
-        self._strangers = {*clients}
+        self._strangers = {*self.population.clients}
         # A site may still play what the coordinator had asked before it was killed.
-        seconds = max(self.patience.start, self.patience.step)
-        answers = self._greeted(clients if sites is None else [*sites], 0, seconds)
+        return self._greeted(sites, 0, max(self.patience.start, self.patience.step))
+
+    def hello(self) -> dict[NodeId, Present]:
+        """All sites have joined this very run; else an error says who has not, and why."""
+        answers = self.met(self.population.clients)
         wrong = [f"{n}: {a.reason}" for n, a in answers.items() if isinstance(a, Silence)]
         if wrong:
             raise SiteError("\n".join(wrong))
