@@ -191,6 +191,31 @@ def test_peers_begin_only_when_all_have_said_what_they_run() -> None:
     assert compared[-1] == "west"
 
 
+def test_one_peer_that_says_that_it_differs_does_not_keep_others_from_coming_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer, "PARTING", 0.0)
+    differing = {"south"}
+
+    def check(other: str, standing: str) -> None:
+        if other in differing:
+            raise SiteError(f"{other}: it has another recipe")
+
+    others = ["south", "west"]
+    peers: Any = SimpleNamespace(
+        others=others,
+        standings=lambda seconds: dict.fromkeys(others, "standing"),
+        check_standing=check,
+        mesh=SimpleNamespace(doubled=lambda peer: False),
+    )
+    with pytest.raises(SiteError, match="south: it has another recipe"):
+        peer._check_standings(peers, 5.0, begun=False)  # at the beginning all must agree
+    peer._check_standings(peers, 5.0, begun=True)
+    differing.add("west")
+    with pytest.raises(SiteError, match="south: it has another recipe"):
+        peer._check_standings(peers, 5.0, begun=True)
+
+
 def test_a_peer_with_altered_code_is_refused_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,6 +269,7 @@ def test_a_peer_that_comes_back_with_other_code_is_absent_with_both_versions() -
     until = time.monotonic() + 600
     with pytest.raises(SiteError, match="install the same release, or check out the same commit"):
         own.check_standing("c1", Standing(hello, 5, False))
+    assert "this peer has this" in own._fetched("c1", 4, 0, until)  # type: ignore[operator]
     assert own.furthest() == 0  # what it says of rounds does not count either
     assert own._fetched("c1", 4, 0, until) == f"it has {code}, this peer has this{SAME_CODE}"
     back = Standing(STANDING.replace(node="c1"), 5, False)

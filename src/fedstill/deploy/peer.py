@@ -144,7 +144,8 @@ def _find(peers: Peers, mesh: ZenohMesh, patience: Patience, begun: bool) -> Non
     while missing := mesh.present.wait_for(peers.others, min(0.5, until - time.monotonic())):
         if time.monotonic() >= until:
             break
-        _compare(peers, peers.standings())
+        if not begun:  # who comes back hears all who are there first
+            _compare(peers, peers.standings(), begun)
     if missing and not begun:
         raise SiteError(
             f"not connected within {seconds:g} s: {', '.join(sorted(missing))}. Of two peers "
@@ -179,7 +180,7 @@ def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
         if not begun:
             _check_single(peers)
         said = peers.standings(left)
-        _compare(peers, said)
+        _compare(peers, said, begun)
         silent = [peer for peer in peers.others if peer not in said]
         if begun:
             return
@@ -191,14 +192,21 @@ def _check_standings(peers: Peers, seconds: float, begun: bool) -> None:
         )
 
 
-def _compare(peers: Peers, said: Mapping[NodeId, Standing]) -> None:
-    """Refuse to play with peers that agreed to something else or run other code."""
-    try:
-        for peer, standing in said.items():
+def _compare(peers: Peers, said: Mapping[NodeId, Standing], begun: bool) -> None:
+    """Refuse to play with peers that agreed to something else or run other code.
+
+    Who comes back refuses only where more than half of those that it hears differ from it: one that
+    lies could keep it away otherwise. Fewer are absent for it.
+    """
+    wrong = []
+    for peer, standing in said.items():
+        try:
             peers.check_standing(peer, standing)
-    except SiteError:
+        except SiteError as error:
+            wrong.append(error)
+    if wrong and (not begun or 2 * len(wrong) > len(said)):
         time.sleep(PARTING)
-        raise
+        raise wrong[0]
 
 
 def _ended(peers: Peers) -> bool:

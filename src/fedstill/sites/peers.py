@@ -380,6 +380,7 @@ class Peers(OwnNode):
     def check_standing(self, peer: NodeId, said: Standing) -> None:
         """Refuse a peer that has agreed to something else, or runs other code, with both values."""
         if why := self._differing(said):
+            self._differ[peer] = why
             raise SiteError(f"{peer}: {why}")
 
     def _differing(self, said: Standing) -> str | None:
