@@ -30,6 +30,7 @@ from fedstill.runs import export
 from fedstill.runs import recipes as runs
 from fedstill.sites.away import Patience
 from fedstill.sites.journal import Journal
+from fedstill.sites.peers import Peers
 from fedstill.sites.site import Policy
 from fedstill.sites.words import SAME_CODE
 from fedstill.sites.zenoh import ZenohMesh
@@ -292,6 +293,43 @@ def test_a_peer_that_was_killed_goes_on_as_if_it_had_not_been(
     assert summary["epsilon_spent"] == pytest.approx(8, rel=0.01)
     status = CliRunner().invoke(app, ["site", "status", str(places["west"])]).output
     assert "spent of 8 at delta = 1e-05, by this site's own ledger" in status
+
+
+def test_a_peer_that_was_killed_when_it_had_ended_says_its_last_words_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others had not asked for them yet."""
+    made = []
+    for folder in (tmp_path / "whole", tmp_path / "broken"):
+        folder.mkdir()
+        made.append(joined(folder, 3, Patience(start=60, step=60), "run.rounds=2"))
+    unbroken, places = made
+    played(unbroken)
+    heard, stand, dead = Journal.heard, Peers.stand, threading.Event()
+
+    def late(self: Journal, round: int, number: int, listen: Any) -> Any:
+        if round == 2 and places["west"] not in self.folder.parents:
+            dead.wait(100)
+        return heard(self, round, number, listen)
+
+    def dying(self: Peers, *, ended: bool = False) -> None:
+        if ended and self.me == "west" and not dead.is_set():
+            raise Killed
+        stand(self, ended=ended)
+
+    monkeypatch.setattr(Journal, "heard", late)
+    monkeypatch.setattr(Peers, "stand", dying)
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    parties = {name: Party(place) for name, place in places.items()}
+    parties["west"].thread.join(100)
+    assert (places["west"] / "run" / "summary.json").exists()
+    dead.set()
+    parties["west"] = Party(places["west"])
+    ended_all(parties)
+    for name, party in parties.items():
+        assert party.error == "" and party.said[-1] == "the run is over"
+        for table in ("metrics.csv", "messages.csv"):
+            assert rows(places[name] / "run", table) == rows(unbroken[name] / "run", table)
 
 
 def test_private_virtual_data_of_peers_are_in_their_ledgers(tmp_path: Path) -> None:

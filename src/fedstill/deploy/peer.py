@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fedstill.core.errors import SiteError
+from fedstill.core.files import write_whole
 from fedstill.core.records import NodeId
 from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment
@@ -30,6 +31,7 @@ from fedstill.sites.zenoh import ZenohMesh
 
 Say = Callable[[str], None]
 JOURNAL = "journal"  # the folder of what was said and heard, in that of the run
+OVER = "over"  # beside it once nobody waits for a word of this peer any more
 LOOK = 2.0  # seconds between two looks at whether anybody is there twice
 PARTING = 2.0  # seconds that a peer which refuses another stays, for all to hear what it runs
 NOTICE = 60.0  # seconds in which one that is there for the second time ends, as it is told to
@@ -46,11 +48,13 @@ def start(folder: Path, say: Say) -> Path:
     if wrong:
         raise SiteError("\n".join(wrong))
     run_folder = folder / RUN
-    if (run_folder / "summary.json").exists():
+    if (run_folder / OVER).exists():
         say(f"this run is finished: {run_folder}")
         return run_folder
     with at_work(invited, own) as place, closing(_connected(invited)) as mesh:
         _played(place, invited, mesh, run_folder, say)
+        with folders.writing(folder):
+            write_whole(run_folder / OVER, "")
     return run_folder
 
 
@@ -103,7 +107,10 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
     )
     begun = run_folders.description_in(folder) is not None
     with _among(engines[0], deployment, patience, begun, say):
-        if begun:
+        if (folder / "summary.json").exists():
+            say("this run has ended here; saying again what others may still wait for")
+            engines[0].load(folder / "checkpoints", digest=place.agreed)
+        elif begun:
             say("going on from the last checkpoint")
             session.resume(changed=False)
         else:
