@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import resource
 import shutil
 import threading
 import time
@@ -481,6 +482,23 @@ def test_changed_data_are_refused_with_both_numbers(make: Made) -> None:
     consortium.data["north"].unlink()
     with pytest.raises(Exception, match=r"client north: there is nothing at"):
         sites.start(consortium.invitation("north"), print)
+
+
+def test_a_full_disk_is_said_as_such_when_private_virtual_data_are_made(make: Made) -> None:
+    consortium = make(*VIRTUAL)
+    consortium.join("north")
+    folder = consortium.invitation("north")
+    own, _ = folders.read_own(folder)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+        says = "cannot write to its folder: File too large"
+        with pytest.raises(SiteError, match=says), sites.at_work(sites.opened(folder), own):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with sites.at_work(sites.opened(folder), own) as place:  # with room it begins as it would have
+        assert place.spent and (folder / "run" / "virtual.safetensors").exists()
 
 
 @pytest.mark.parametrize("changes", [(), VIRTUAL], ids=["memories", "private virtual data"])

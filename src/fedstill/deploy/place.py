@@ -17,7 +17,7 @@ from fedstill.channels import CHANNEL_NAMES
 from fedstill.core import source
 from fedstill.core.data import Data
 from fedstill.core.errors import RecipeError, RunFolderError
-from fedstill.core.files import write_whole
+from fedstill.core.files import write_lasting
 from fedstill.core.model import Model
 from fedstill.core.names import Names, installed_alone
 from fedstill.core.node import SERVER
@@ -48,6 +48,7 @@ from fedstill.runs.virtual import virtual_sets
 from fedstill.sites.away import Away
 from fedstill.sites.peers import Peers
 from fedstill.sites.people import OnePlace
+from fedstill.sites.release_log import on_disk
 from fedstill.sites.words import MOST_KEPT, Hello
 from fedstill.wire import codec
 
@@ -351,7 +352,8 @@ def _party(
         made, spent = virtual_sets(only, virtual, execution, cache, key=key)
         batch = made[me].all()
         whole = VirtualSet(batch.x.cpu(), batch.y.cpu(), spent_of(spent))
-        write_whole(kept, codec.encode(whole))
+        with on_disk():
+            write_lasting(kept, codec.encode(whole))
     own = codec.load(kept, VirtualSet)
     rows = [Spending(0, "warm_up", me, *astuple(row)) for row in own.spent]
     return Party(Data.of(own.inputs, own.labels), party.test, party.model), rows
