@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fedstill
+from fedstill.commands import budget
 from fedstill.core import Inbox, Method, Node, Step, at_clients, side_by_side, trees
 from fedstill.core.errors import BadValue, RunFolderError, SealedData, StepError
 from fedstill.core.method import Place
@@ -256,6 +257,8 @@ def test_a_run_ends_whatever_one_site_says_that_it_spent(said: list[Spending]) -
     assert told["epsilon_spent"] is None and [*told["epsilon_by_client"]] == ["a"]
     assert told["epsilon_note"] == "more was spent than can be accounted for, by b"
     json.dumps(told, allow_nan=False)
+    shown = budget.told(Privacy(epsilon=8.0), [honest, *said], "run: spent")["clients"]
+    assert {row["client"]: row["epsilon"] for row in shown} == {"a": "4.377", "b": "unknown"}
 
 
 def test_a_promise_is_in_words_also_before_noise_was_found() -> None:

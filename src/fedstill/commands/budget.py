@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,11 +108,9 @@ def of_recipe(recipe: Recipe) -> dict[str, Any]:
 
 def told(privacy: Privacy, rows: Iterable[Spending], title: str) -> dict[str, Any]:
     """The rows by client, and what they mean in words."""
-    from fedstill.privacy.ledger import composed
     from fedstill.privacy.summary import by_node, words_of
 
-    clients = by_node(rows)
-    listed = [_row(privacy, client, own, composed) for client, own in clients.items()]
+    listed = [_row(privacy, client, own) for client, own in by_node(rows).items()]
     budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}"
     if not privacy.valid:
         budget = f"no epsilon (claimed for each round: {privacy.epsilon:g})"
@@ -123,12 +122,17 @@ def told(privacy: Privacy, rows: Iterable[Spending], title: str) -> dict[str, An
     }
 
 
-def _row(privacy: Privacy, client: str, rows: Sequence[Spending], composed: Any) -> Row:
+def _row(privacy: Privacy, client: str, rows: Sequence[Spending]) -> Row:
+    from fedstill.privacy.summary import epsilon_of_rows
+
     kinds: dict[tuple[str, float, float], int] = {}
     for row in rows:
         kind = (row.mechanism, row.sigma, row.rate)
         kinds[kind] = kinds.get(kind, 0) + row.releases
-    spent = f"{composed(rows, privacy.delta):.4g}" if privacy.valid else "-"
+    spent = "-"
+    if privacy.valid:
+        epsilon = epsilon_of_rows(rows, privacy.delta)
+        spent = f"{epsilon:.4g}" if isfinite(epsilon) else "unknown"  # as a site may say anything
     uses = [
         f"{number} of {mechanism}, noise {sigma:.4g}"
         + (f", each record with chance {rate:.3g}" if rate < 1 else "")

@@ -42,7 +42,7 @@ def summary_of(privacy: Privacy, rows: Iterable[Spending]) -> dict[str, Any]:
 def _told(delta: float, rows: Mapping[str, Sequence[Spending]]) -> dict[str, Any]:
     """What each client spent. A coordinator writes down what sites say, which may be anything."""
     try:
-        spent = {node: _epsilon(own, delta) for node, own in rows.items()}
+        spent = {node: epsilon_of_rows(own, delta) for node, own in rows.items()}
     except BadValue as error:  # a place that only writes down what others spent
         return {"epsilon_spent": None, "epsilon_note": str(error)}
     finite = {node: epsilon for node, epsilon in spent.items() if math.isfinite(epsilon)}
@@ -53,7 +53,7 @@ def _told(delta: float, rows: Mapping[str, Sequence[Spending]]) -> dict[str, Any
     return {"epsilon_spent": None, "epsilon_note": note, "epsilon_by_client": finite}
 
 
-def _epsilon(rows: Sequence[Spending], delta: float) -> float:
+def epsilon_of_rows(rows: Sequence[Spending], delta: float) -> float:
     """The ε of one node's rows; infinite where too many samples differ to be added up."""
     kinds = {(row.sigma, row.rate) for row in rows if row.rate < 1}
     return composed(rows, delta) if len(kinds) <= MOST_KINDS else math.inf
