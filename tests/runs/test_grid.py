@@ -250,8 +250,36 @@ def test_more_rounds_reach_every_run_of_a_grid(tmp_path):
     recipe, out = write_recipe(tmp_path), tmp_path / "grid"
     fedstill("run", recipe, *QUICK, "--seeds", 0, 1, "--out", out)
     assert fedstill("resume", out, "run.rounds=2").code == 0
-    rounds = [json.loads(p.read_text())["rounds"] for p in out.rglob("summary.json")]
-    assert rounds == [2, 2]
+    assert rounds_in(out) == [2, 2]
+
+
+def rounds_in(out: Path) -> list[int]:
+    """How many rounds each finished run of a folder has."""
+    return [json.loads(path.read_text())["rounds"] for path in out.rglob("summary.json")]
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_the_same_command_with_more_rounds_gives_them_to_what_had_finished(tmp_path, seeds):
+    recipe, out, whole = write_recipe(tmp_path), tmp_path / "grid", tmp_path / "whole"
+    command = ("run", recipe, "--quiet", "--seeds", *seeds)
+    assert fedstill(*command, "run.rounds=1", "--out", out).code == 0
+    assert fedstill(*command, "run.rounds=2", "--out", out, "--continue").code == 0
+    assert rounds_in(out) == [2] * len(seeds)
+    assert fedstill(*command, "run.rounds=2", "--out", whole).code == 0
+    assert_equal(out, whole)
+    done = fedstill(*command, "run.rounds=2", "--out", out, "--continue")
+    assert f"{len(seeds)} of {len(seeds)} runs had finished before" in done.err
+
+
+def test_a_run_that_was_stopped_ends_after_the_rounds_that_are_asked_for_now(tmp_path, monkeypatch):
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    draw = FolderLog.write
+    monkeypatch.setattr(FolderLog, "write", dying(draw, 60))
+    with pytest.raises(Killed):
+        fedstill("run", recipe, "run.rounds=9", "--out", out)
+    monkeypatch.setattr(FolderLog, "write", draw)
+    said = fedstill("run", recipe, "run.rounds=8", "--out", out, "--continue")
+    assert said.code == 0 and rounds_in(out) == [8]
 
 
 def test_each_listed_command_runs_its_cell_and_together_they_are_the_grid(tmp_path):

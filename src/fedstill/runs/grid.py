@@ -67,8 +67,12 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
-        return (self.folder / "summary.json").exists()
+        """Whether the run has ended, after as many rounds as the recipe asks for."""
+        try:
+            played: int = _summary(self.folder)["rounds"]
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return played >= self.recipe.run.rounds
 
     @property
     def begun(self) -> bool:
@@ -233,7 +237,7 @@ def play(
         if cell.begun:
             if not overrides:
                 _check_recipe(cell)
-            resume_held(cell.folder, [*overrides, *_moved(cell)], watch, line)
+            resume_held(cell.folder, [*overrides, *_changes(cell)], watch, line)
         else:
             begin_held(cell.recipe, cell.folder, watch, line)
 
@@ -394,11 +398,15 @@ def lower_is_better(recipe: Recipe, name: str) -> bool:
     return name in lowest(recipe.run.metrics)
 
 
-def _moved(cell: Cell) -> list[str]:
-    """Where the data lie now, as a change to the recipe of a run that was begun elsewhere."""
-    wanted = cell.recipe.data.data_dir
-    same = wanted is None or wanted == recipe_of(cell.folder).data.data_dir
-    return [] if same else [f"data.data_dir={json.dumps(wanted)}"]
+def _changes(cell: Cell) -> list[str]:
+    """What a run that was begun is to have now: where its data lie, and its rounds."""
+    begun, wanted = recipe_of(cell.folder), cell.recipe
+    changes = []
+    if wanted.data.data_dir not in (None, begun.data.data_dir):
+        changes.append(f"data.data_dir={json.dumps(wanted.data.data_dir)}")
+    if wanted.run.rounds != begun.run.rounds:
+        changes.append(f"run.rounds={wanted.run.rounds}")
+    return changes
 
 
 def _check_recipe(cell: Cell) -> None:
