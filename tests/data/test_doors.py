@@ -188,6 +188,9 @@ def test_an_array_that_must_not_be_written_to_is_copied_for_torch():
         (vectors(4), [0, 1, 2, 3], {}, "no class with two, so that none is left to test on"),
         (vectors(4), [0, 1, 0, 1], {"test": (vectors(2, 2), [0, 1])}, "train and test inputs must"),
         (vectors(4), [0, 1, 0, 1], {"test": (vectors(1), ["a"])}, "numbers for all or texts for"),
+        (vectors(2), ["a", float("nan")], {}, "texts alone or .* holds 'a' and nan; write all in"),
+        (vectors(2), np.array(["a", None]), {}, "y has no value for 1 of 2 examples, .* at 1"),
+        (vectors(2), np.array([["a"], ["b"]], object), {}, r"\[2, 1\]; use y.ravel\(\)"),
         (iter([1]), None, {}, "but is of type list_iterator; give all its examples as two arrays"),
         (SimpleNamespace(dataset=[1]), None, {}, "; give its data set, .dataset"),
     ],
@@ -195,6 +198,24 @@ def test_an_array_that_must_not_be_written_to_is_copied_for_torch():
 def test_a_wrong_input_is_refused_in_a_sentence(x, y, more, message):
     with pytest.raises(DataError, match=message):
         split(x, y, **more)
+
+
+def test_the_columns_of_a_table_may_be_numbers_and_truth_values():
+    mixed = np.array([[0.5, True], [2.5, False], [1.5, True], [np.float32(0), False]], object)
+    by_hand = np.array([[0.5, 1], [2.5, 0], [1.5, 1], [0, 0]])
+    labels = [0, 0, 1, 1]
+    assert split(mixed, labels).digest() == split(by_hand, labels).digest()
+    assert split(mixed, np.array(labels, object)).digest() == split(by_hand, labels).digest()
+    mixed[2, 0] = None
+    with pytest.raises(DataError, match="1 of 4 examples are not, the first at 2"):
+        split(mixed, labels)
+
+
+def test_a_whole_table_is_refused_with_the_pair_to_write():
+    table = SimpleNamespace(columns=["dose", "label"], to_numpy=None)
+    for read in (lambda: split(table), lambda: clients({"a": table})):
+        with pytest.raises(DataError, match=r"is a table of type SimpleN.* \(table\["):
+            read()
 
 
 # One set for each client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from fedstill.data.images import Inputs, finite
 
 Channels = Literal["first", "last"]
 USUAL_CHANNELS = (1, 3)  # grey, colour
+NUMBERS = (int, float, np.number, np.bool_)
 Array = NDArray[Any]
 
 
@@ -37,15 +39,33 @@ def as_array(name: str, value: Any) -> Array:
         found = stacked(name, value)
     else:
         found = np.asarray(value)
-    if found.dtype == object:
-        texts = found.ndim == 1 and all(isinstance(item, str) for item in found)
-        if not texts:
-            raise DataError(
-                f"{name} holds Python objects, not numbers; make one array of numbers of it, e.g. "
-                "with np.stack, and turn columns of words into numbers"
-            )
-        found = found.astype(str)
-    return found
+    return _of_objects(name, found) if found.dtype == object else found
+
+
+def _of_objects(name: str, found: Array) -> Array:
+    """Texts, or numbers of several types as the columns of a table have them, in one type."""
+    items = [math.nan if _is_nothing(item) else item for item in found.flat]
+    if items and all(isinstance(item, str) for item in items):
+        return found.astype(str)
+    without = [place for place, item in enumerate(found.flat) if _is_nothing(item)]
+    if without and found.ndim == 1:
+        raise DataError(
+            f"{name} has no value for {len(without)} of {len(found)} examples, the first at "
+            f"{without[0]}; leave them out, or give them one"
+        )
+    if items and all(isinstance(item, NUMBERS) for item in items):
+        return np.array(items).reshape(found.shape)
+    raise DataError(
+        f"{name} holds Python objects, not numbers; make one array of numbers of it, e.g. "
+        "with np.stack, and turn columns of words into numbers"
+    )
+
+
+def _is_nothing(item: Any) -> bool:
+    """Whether this stands where a value is missing: None, NaN, or what pandas has for it."""
+    if isinstance(item, float):
+        return math.isnan(item)
+    return item is None or type(item).__name__ in ("NAType", "NaTType")
 
 
 def is_tensor(value: Any) -> bool:
@@ -75,6 +95,14 @@ def stacked(name: str, items: Sequence[Any]) -> Array:
                 f"{name} must have examples of one shape, but number 0 has {list(first)} and "
                 f"number {place} has {list(array.shape)}; bring them to one size first"
             )
+    kinds = [array.dtype.kind for array in arrays]
+    places = {kind in "US": place for place, kind in enumerate(kinds) if kind != "O"}
+    if len(places) > 1:
+        text, number = (items[places[is_text]] for is_text in (True, False))
+        raise DataError(
+            f"{name} must hold texts alone or numbers alone, but holds {text!r} and {number!r}; "
+            "write all in one way, and leave out examples without a value"
+        )
     return np.stack(arrays)
 
 

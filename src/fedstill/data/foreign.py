@@ -34,6 +34,11 @@ def given(name: str, source: Any, columns: Columns) -> Given:
         return Given(as_array(f"{name}: x", x), as_array(f"{name}: y", y))
     if hasattr(source, "column_names") and hasattr(source, "features"):
         return from_table(name, source, columns)
+    if hasattr(source, "columns") and any(hasattr(source, w) for w in ("to_numpy", "to_pandas")):
+        raise DataError(
+            f"{name} is a table of type {type(source).__name__}; give its columns of inputs and "
+            "that of labels as a pair, such as (table[['age', 'dose']], table['label'])"
+        )
     if isinstance(source, (np.ndarray, list, Mapping)) or is_tensor(source):
         raise DataError(f"{name} has inputs but no labels; give a pair (x, y), or a data set")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
