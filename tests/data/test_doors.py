@@ -491,3 +491,21 @@ def test_two_pairs_are_told_how_four_arrays_are_written():
     with pytest.raises(DataError, match=r"client a is two pairs; write \(x, y, x_test, y_test\)"):
         clients({"a": pairs})
     assert split((*vectors(2),), (0, 1), test=(vectors(2), [0, 1])).sites[0].rows.tolist() == [0, 1]
+
+
+def test_public_inputs_may_be_those_of_a_data_set_whose_labels_are_left_out():
+    table = photographs()
+    images = np.stack([np.asarray(picture) for picture in table["photo"]])
+    expected = unlabelled(images, channels="last")
+    pairs, alone = list(zip(table["photo"], table["kind"], strict=True)), table["photo"]
+    tables = [{"image": photo, "label": kind} for photo, kind in pairs]
+    for given in (table, Wards(pairs), Wards(alone), Wards(tables)):
+        assert unlabelled(given).digest() == expected.digest()
+    x = torch.randn(6, 3, 4, 3)
+    assert unlabelled(TensorDataset(x, torch.zeros(6))).digest() == (
+        unlabelled(x, channels="first").digest()
+    )
+    with pytest.raises(DataError, match="which column is meant by image is not clear"):
+        unlabelled(Wards([{"scan": 1.0, "label": 0}]))
+    with pytest.raises(DataError, match="but holds train, test; give one of them"):
+        unlabelled({"train": table, "test": table})

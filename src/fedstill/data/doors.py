@@ -19,7 +19,7 @@ from fedstill.data.arrays import (
     common_classes,
     numbered,
 )
-from fedstill.data.foreign import Columns, given
+from fedstill.data.foreign import Columns, given, inputs_of
 from fedstill.data.images import Inputs, matching_statistics, statistics, stratified_split
 from fedstill.data.partitioned import divided
 from fedstill.data.partitions import Partition
@@ -143,13 +143,18 @@ def unlabelled(
     *,
     normalise: Normalise = "auto",
     channels: Channels | None = None,
+    image: str | None = None,
     name: str = "public",
 ) -> Unlabelled:
     """Inputs without labels that everybody holds, for methods with public data.
 
-    public = fedstill.unlabelled(x)      # in the shape of the clients' inputs
+        public = fedstill.unlabelled(x)      # in the shape of the clients' inputs
+
+    `x` is an array, a tensor or a list of them, or a data set as `split` takes it, whose labels
+    are left out.
     """
-    inputs, notes = as_inputs("x", as_array("x", x), channels)
+    found, place = inputs_of("x", x, Columns(image))
+    inputs, notes = as_inputs("x", found, channels or place)
     mean, std = _normalisation(normalise, inputs)
     return Unlabelled(name, inputs, mean, std, notes)
 

@@ -51,15 +51,37 @@ def given(name: str, source: Any, columns: Columns) -> Given:
     )
 
 
+def inputs_of(name: str, source: Any, columns: Columns) -> tuple[Array, Channels | None]:
+    """The inputs of arrays or of a data set, and where their channels are if they tell."""
+    if isinstance(source, Mapping):
+        raise DataError(
+            f"{name} must be an array or a data set, but holds {', '.join(map(str, source))}; "
+            "give one of them"
+        )
+    if hasattr(source, "column_names") and hasattr(source, "features"):
+        column = _column(name, "image", columns.image, _kinds(source), "Image", INPUT_COLUMNS)
+        return pictures(f"{name}: {column}", list(source[column]))
+    arrays = isinstance(source, (list, tuple)) or is_tensor(source) or hasattr(source, "__array__")
+    if arrays or not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        return as_array(name, source), None
+    items = [source[place] for place in range(len(source))]
+    return pictures(name, [_input(name, item, columns) for item in items])
+
+
 def from_table(name: str, table: Any, columns: Columns) -> Given:
     """A data set of Hugging Face: one column of inputs, one of labels."""
-    kinds = {column: type(table.features[column]).__name__ for column in table.column_names}
+    kinds = _kinds(table)
     inputs = _column(name, "image", columns.image, kinds, "Image", INPUT_COLUMNS)
     labels = _column(name, "label", columns.label, kinds, "ClassLabel", LABEL_COLUMNS)
     x, place = pictures(f"{name}: {inputs}", list(table[inputs]))
     y = as_array(f"{name}: {labels}", list(table[labels]))
     names = getattr(table.features[labels], "names", None)
     return Given(x, y, tuple(map(str, names)) if names else None, place)
+
+
+def _kinds(table: Any) -> dict[str, str]:
+    """What each column of a data set of Hugging Face holds, in its words."""
+    return {column: type(table.features[column]).__name__ for column in table.column_names}
 
 
 def _column(
@@ -121,6 +143,14 @@ def _pair(name: str, place: int, item: Any, columns: Columns) -> tuple[Any, Any]
         f"{name} must have items (x, y), but item {place} is a {type(item).__name__}"
         + (f" of {len(item)}" if isinstance(item, (tuple, list)) else "")
     )
+
+
+def _input(name: str, item: Any, columns: Columns) -> Any:
+    """The input of an item, which may have a label beside it."""
+    if isinstance(item, Mapping):
+        kinds = dict.fromkeys(item, "")
+        return item[_column(name, "image", columns.image, kinds, "Image", INPUT_COLUMNS)]
+    return item[0] if isinstance(item, tuple) else item
 
 
 def pictures(name: str, items: Sequence[Any]) -> tuple[Array, Channels | None]:
