@@ -184,7 +184,7 @@ def test_a_recipe_that_cannot_be_read_says_why(tmp_path, text, says):
 
 def test_a_recipe_that_is_not_there_or_is_a_folder(tmp_path):
     expect_refusal("run", tmp_path / "no.toml", says="no recipe at")
-    expect_refusal("run", tmp_path, says="cannot be read: Is a directory")
+    expect_refusal("run", tmp_path, says=["is a folder; give the path", f"resume {tmp_path}`"])
 
 
 def test_methods_with_one_label_or_one_folder_are_refused(tmp_path):

@@ -124,8 +124,8 @@ def written(path: Path, given: dict[str, Any]) -> str:
 
 def _data(name: str, *, whole: bool) -> tuple[dict[str, Any], str]:
     """The table of a data set, or of what lies in a folder of one's own, and a network for it."""
-    from fedstill.core.errors import RecipeError
-    from fedstill.data.catalogue import DATASETS
+    from fedstill.core.errors import DataError, RecipeError
+    from fedstill.data.catalogue import DATASETS, entry_named
     from fedstill.data.found import found_at
 
     if name == "own":
@@ -135,6 +135,11 @@ def _data(name: str, *, whole: bool) -> tuple[dict[str, Any], str]:
         )
     path = Path(name)
     if name in DATASETS or not (path.is_dir() or (path.suffix == ".npz" and path.is_file())):
+        try:
+            entry_named(name)
+        except DataError as error:
+            nor = "" if path.exists() else "; nor is there a folder of that name"
+            raise RecipeError(f"--data: {error}{nor}") from error
         return {"name": name}, "convnet"
     found = found_at(path)
     alone = " alone; --clients splits what it holds" if len(found.clients) == 1 and whole else ""

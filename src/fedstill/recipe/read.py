@@ -54,6 +54,11 @@ def read_recipe(
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"no recipe at {path}; give the path of a .toml file") from None
+    except IsADirectoryError:
+        raise RecipeError(
+            f"{path} is a folder; give the path of a .toml file, or go on with the runs in it by "
+            f"`fedstill resume {path}`"
+        ) from None
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
