@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from fedstill import Experiment, FedAvg, Population, run, split
 from fedstill.commands.ledger import changes
 from fedstill.report.groups import BY_CLIENT
 from fedstill.report.ledger import ledger_of
@@ -91,6 +93,14 @@ def test_a_run_of_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     said = fedstill("ledger", tmp_path / "run", "--recipes", tmp_path / "none")
     assert said.code == 2 and "no recipe below" in said.err
+
+
+def test_a_run_that_was_begun_from_python_is_refused(tmp_path: Path) -> None:
+    data = split(torch.randn(8, 4), torch.arange(8) % 2)
+    experiment = Experiment(FedAvg(), Population(data, nn.Linear(4, 2)), rounds=1)
+    run(experiment, folder=tmp_path / "run", pictures=False)
+    said = fedstill("ledger", tmp_path / "run")
+    assert said.code == 2 and "begun from Python; the ledger is of runs of recipes" in said.err
 
 
 def test_the_page_of_the_ledger_is_made_of_what_lies_beside_it() -> None:

@@ -109,6 +109,11 @@ def entry_of(folder: Path, recipes: Path) -> Entry:
     from fedstill.report.ledger import Entry
 
     run = read_run(folder)
+    if "name" not in run.recipe["run"]:
+        raise FedstillError(
+            f"{folder} holds a run that was begun from Python; the ledger is of runs of recipes, "
+            "which have the names that its cells give"
+        )
     name, label = run.recipe["run"]["name"], run.recipe["method"]["label"]
     for path in sorted(recipes.rglob("*.toml")):
         if (shipped := _tables(path, name, label)) is not None:
