@@ -1,5 +1,6 @@
 """Arrays and data sets of torch and Hugging Face become a federation, or it is said why not."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from fedstill.core.errors import DataError
-from fedstill.data import Dirichlet, Iid, clients, split, unlabelled
+from fedstill.data import Dirichlet, Iid, clients, load, split, unlabelled
 
 LABELS = np.arange(20) % 4
 
@@ -33,6 +34,18 @@ def test_vectors_are_split_over_clients_who_share_a_test_part():
     assert len(data.sites[0].test) == 4 and [len(site) for site in data.sites] == [8, 8]
     assert data.sites[0].test is data.sites[1].test
     assert data.sites[0].pool.inputs.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("seed", "wrong"),
+    [(None, "must be a whole number"), (-1, "must be at least 0"), (0.5, "a whole")],
+)
+def test_a_seed_that_would_not_give_the_same_split_again_is_refused(seed, wrong):
+    for read in (partial(split, vectors(), LABELS), partial(load, "digits5")):
+        with pytest.raises(DataError, match=f"seed = .*{wrong}"):
+            read(partition=Iid(2), seed=seed)
+    alike = [split(vectors(), LABELS, partition=Iid(2), seed=s) for s in (3, np.int64(3))]
+    assert alike[0].digest() == alike[1].digest()
 
 
 def test_the_test_part_does_not_depend_on_the_seed_of_the_split():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedstill.core import ranges
 from fedstill.core.errors import DataError
 from fedstill.data.partitions import PARTITIONS, Partition, Rows, Split, described
 from fedstill.data.partitions.partition import check_disjoint, checked_rows
@@ -93,4 +94,7 @@ def divided(
             f"partition must be a partition such as Dirichlet(10, 0.5), but is {partition!r}; "
             f"known: {', '.join(sorted(kind.__name__ for kind in PARTITIONS.values()))}"
         )
-    return partitioned(whole, partition, seed)
+    plain = int(seed) if isinstance(seed, np.integer) else seed
+    if wrong := ranges.fault("seed", plain, ranges.Whole):
+        raise DataError(f"{wrong}, so that the same split can be made again")
+    return partitioned(whole, partition, plain)
