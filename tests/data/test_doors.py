@@ -251,6 +251,12 @@ def test_a_client_may_bring_tests_or_all_share_one():
     assert common.sites[0].test is common.sites[1].test
 
 
+def test_parts_that_are_not_read_are_named_in_the_notes():
+    parts = {"train": (vectors(4), [0, 1, 0, 1]), "tset": (vectors(2), [0, 1])}
+    assert split(parts).notes == ("x: train and test alone are read, not tset",)
+    assert clients({"a": parts}).notes == ("client a: train and test alone are read, not tset",)
+
+
 def test_classes_are_those_of_all_clients_together():
     data = clients({"a": (vectors(2), ["cat", "dog"]), "b": (vectors(2), ["ant", "dog"])},
                    test=(vectors(1), ["dog"]))  # fmt: skip

@@ -73,7 +73,12 @@ def split(
     names, notes = reading.classes([train, *([tests] if tests else [])], class_names)
     examples, own = _with_test("the set", train, tests, names, test_share)
     mean, std = _normalisation(normalise, examples.inputs)
-    told = (*dict.fromkeys(reading.notes), *notes, *_untaught([examples], [own], names))
+    told = (
+        *_unused("x", x),
+        *dict.fromkeys(reading.notes),
+        *notes,
+        *_untaught([examples], [own], names),
+    )
     whole = LabelledSet(name, examples, own, names, mean, std, told)
     return divided(whole, partition, seed)
 
@@ -135,7 +140,9 @@ def clients(
         rows = np.arange(len(examples), dtype=np.int64)
         sites.append(Site(client, examples, rows, mine, mean, std))
     untaught = _untaught([s.pool for s in sites], [s.test for s in sites], names)
-    return Collection(name, tuple(sites), names, (*dict.fromkeys(reading.notes), *notes, *untaught))
+    unused = [note for client, own in data.items() for note in _unused(f"client {client}", own)]
+    told = (*unused, *dict.fromkeys(reading.notes), *notes, *untaught)
+    return Collection(name, tuple(sites), names, told)
 
 
 def unlabelled(
@@ -235,6 +242,14 @@ def _parted(name: str, source: Any) -> tuple[Any, Any]:
             f"{name} is two pairs; write (x, y, x_test, y_test), or {{'train': …, 'test': …}}"
         )
     return source, None
+
+
+def _unused(name: str, source: Any) -> tuple[str, ...]:
+    """A note on parts of a table, such as `validation`, from which nothing is read."""
+    if not isinstance(source, Mapping):
+        return ()
+    parts = ", ".join(str(part) for part in source if part not in ("train", "test"))
+    return (f"{name}: train and test alone are read, not {parts}",) if parts else ()
 
 
 def _untaught(
