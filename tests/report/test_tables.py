@@ -254,7 +254,8 @@ def test_clients_scored_on_their_own_data_only_show_that(tmp_path):
     found = comparison([made(tmp_path / "0", 0, {"a": 0.7, "b": 0.5}, node="")])
     assert found.groups[0].targets["a"].mean == 0.7
     assert "| a | b | local |" in found.as_markdown()
-    assert "keep their own models" in found.as_markdown()
+    assert "keep their own models, each is scored on its own test set alone" in found.as_markdown()
+    assert "global" not in found.as_markdown()
 
 
 def test_clients_that_share_a_test_set_have_one_column(tmp_path):

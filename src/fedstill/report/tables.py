@@ -462,7 +462,13 @@ def _explained(
     if BEST_SCORE in _scores(section):
         where = "held-out examples" if section.held_out else "test data"
         lines.append(f"best round: chosen on {where}")
-    if SERVER_SCORE not in _scores(section):
+    crossed = {*CLIENT_SCORES} <= {*_scores(section)}
+    if SERVER_SCORE not in _scores(section) and not crossed:
+        lines.append(
+            "if clients keep their own models, each is scored on its own test set alone; one "
+            "common model is scored on all of them"
+        )
+    elif SERVER_SCORE not in _scores(section):
         lines.append(
             "if clients keep their own models, a column is the mean of all models on that test "
             "set; global: every model on every test set; inter: on the others'; local: on its "
