@@ -498,6 +498,31 @@ def test_parts_that_are_computed_again_have_the_gradients_of_others(reentrant: b
     assert torch.equal(net(x), model(weights, x))
 
 
+class Placing(nn.Module):
+    """Makes a table of places when it is first asked, and again for another number of examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.fc = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.places: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.seen(x.squeeze(1))
+        if self.places is None or self.places.shape != rows.shape:
+            self.places = torch.linspace(0, 1, 8, device=x.device).expand(rows.shape)
+        return self.fc((rows + self.places).tanh().mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("device", ["meta", *(["cuda"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_a_module_keeps_of_a_pass_stays_on_its_device(device: str, count: int) -> None:
+    model = Module(IMAGE, 3, Placing)
+    weights, x = model.init(0), images(count)
+    there = {name: tensor.to(device) for name, tensor in weights.items()}
+    assert model(there, x.to(device)).device.type == device
+    assert torch.equal(model(weights, x), model.module(weights)(x))
+
+
 def test_threads_that_share_a_network_start_and_see_what_each_would_alone() -> None:
     model = Module(IMAGE, 3, BatchNet)
 

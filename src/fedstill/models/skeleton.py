@@ -221,6 +221,7 @@ class Skeleton:
         with torch.inference_mode(False), global_draws(0):
             net = self._copied(self._whole())  # a function may give out the same one again
             self._check_form(net)
+            unasked = self._copied(net)
             self.probe, self.tokens = self._found_probe(net)
             self.head = self._found_head(net)
             net = self._headed(net)
@@ -230,9 +231,7 @@ class Skeleton:
             copies = self.origin.copies
             self.digest_as_given = self._digest(net, net.state_dict()) if copies else self.digest
             self.stages = self._found_stages(net)
-        self._watch(net)
-        self._without_weights(net)
-        self.net = net
+            self.nets = self._for_devices(net, self._headed(unasked))
         self._here: dict[torch.device, Weights] = {}
 
     def _refuse(self, why: str) -> BadValue:
@@ -499,6 +498,22 @@ class Skeleton:
         outer = self.head.partition(".")[0] if self.head else ""
         return tuple(_before(net, name) for name in mixing[1:] if name != outer)
 
+    def _for_devices(self, net: nn.Module, unasked: nn.Module) -> dict[str, nn.Module]:
+        """A module without weights for each kind of device.
+
+        What a module makes in a pass and keeps, such as a table of places, lies where the pass was.
+        So beside this one, which was asked on the host, stand others that were asked nowhere.
+        """
+        kinds = ["meta", *(["cuda"] if torch.cuda.is_available() else [])]
+        nets = {"cpu": net}
+        for kind in kinds:
+            nets[kind] = copy.deepcopy(unasked.to("meta"))  # all it holds is passed in
+            _cast_tokens(nets[kind])
+        self._without_weights(net)
+        for each in nets.values():
+            self._watch(each)
+        return nets
+
     def _watch(self, net: nn.Module) -> None:
         """Let norm layers note what they see, take stages, and stop features at the head."""
         for name, layer in net.named_modules():
@@ -506,7 +521,7 @@ class Skeleton:
                 norm = self._norm(layer, name)
                 layer.forward = partial(norm, self.now, layer, name)  # type: ignore[method-assign]
             if isinstance(layer, nn.RNNBase):
-                layer.forward = partial(_recurred, self.now, layer.forward)  # type: ignore[method-assign]
+                layer.forward = partial(_recurred, self.now, layer.forward)
                 layer.flatten_parameters = _left_alone  # type: ignore[method-assign]
             if isinstance(layer, nn.Hardsigmoid):  # torch's own has no second derivative
                 layer.forward = _hard_sigmoid  # type: ignore[method-assign]
@@ -544,28 +559,29 @@ class Skeleton:
         self, weights: Weights, x: Tensor, training: bool, notes: Weights | None,
         seed: Tensor | None,
     ) -> list[Tensor]:  # fmt: skip
-        self.net.train(training)
+        net = self.nets.get(x.device.type, self.nets["cpu"])
+        net.train(training)
         self.now.training, self.now.notes = training, notes
         self.now.seen = {}
         given = {name: weights[name] for name in self.shapes if name in weights}
         given |= {name: weights[first] for name, first in self.ties.items() if first in weights}
         given |= self._constants_on(x.device)
+        seed = seed if training and self.draws else None
         try:
-            logits = self._called(given, x, seed if training and self.draws else None, training)
-            features = logits
+            features = self._called(net, given, x, seed, training)
         except _HeadReached:
             features = self.now.seen["features"]
         seen, self.now.seen, self.now.notes = self.now.seen, {}, None
         return [*(seen[name] for name in self.stages), features]
 
     def _called(
-        self, given: Weights, x: Tensor, seed: Tensor | None, training: bool
+        self, net: nn.Module, given: Weights, x: Tensor, seed: Tensor | None, training: bool
     ) -> Tensor:  # fmt: skip
         drawing = Seeded(seed) if training and self.draws else nullcontext()
         pooling = Quickly() if self.pools and plain_on_cpu(x) else nullcontext()
         # Weights stand in the module for this pass alone: later there is nothing to compute with.
         with drawing, pooling, plain_attention(), nothing_computed_again():
-            return torch.func.functional_call(self.net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
+            return torch.func.functional_call(net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
     @cached_property
     def twice(self) -> bool:
@@ -607,7 +623,7 @@ class Skeleton:
 
         Not if the module asks for the value of a tensor, or has a layer that knows no stacks.
         """
-        if any(isinstance(layer, nn.LSTM) for layer in self.net.modules()):
+        if any(isinstance(layer, nn.LSTM) for layer in self.nets["cpu"].modules()):
             return False  # known without a trial, for which torch loads a great deal
         moving, still = self._two()
         seeds, x = torch.tensor([[1, 2], [3, 4]]), torch.stack([self.probe, self.probe])
