@@ -76,6 +76,22 @@ class Transformer(nn.Module):
         return self.head(self.layer(x.squeeze(1)).mean(1))  # type: ignore[no-any-return]
 
 
+class Causal(nn.Module):
+    """Rows of an 8x8 image that look at those before, by a mask of scores that is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.seen(x.squeeze(1))
+        scores = rows @ rows.mT
+        if self.mask is None or self.mask.shape != scores.shape:
+            self.mask = torch.ones_like(scores).triu(1) * -1e9
+        return self.head(((scores + self.mask).softmax(2) @ rows).mean(1))  # type: ignore[no-any-return]
+
+
 class Careful(nn.Module):
     """Asks for the value of a tensor."""
 
@@ -218,6 +234,11 @@ def test_sums_of_such_a_network_are_released_with_noise() -> None:
     assert log.privacy and log.metrics
 
 
+def test_what_a_module_kept_of_a_stack_is_not_asked_for_later() -> None:
+    _, log = worlds.played(small(METHODS["dfrd"]), pictures(Causal), rounds=1)
+    assert log.metrics
+
+
 @pytest.mark.parametrize("name", ["dfrd", "dense"])
 def test_teachers_that_know_no_stack_at_rest_are_asked_one_by_one(name: str) -> None:
     _, log = worlds.played(small(METHODS[name]), pictures(Gated), rounds=1)
@@ -242,9 +263,10 @@ def test_a_stack_of_gated_networks_may_look_at_a_shared_one_at_rest() -> None:
         (Careful, (4,), "in_process"),
         (Recurrent, (1, 8, 8), "in_process"),
         (Gated, (1, 8, 8), "batched"),
+        (Causal, (1, 8, 8), "in_process"),
         (Words, (LENGTH,), "batched"),
     ],
-    ids=["matrices", "values", "recurrent", "gated", "words"],
+    ids=["matrices", "values", "recurrent", "gated", "causal", "words"],
 )
 def test_the_engine_that_is_chosen_can_play_the_network(
     net: Any, shape: tuple[int, ...], chosen: str

@@ -231,7 +231,8 @@ class Skeleton:
             copies = self.origin.copies
             self.digest_as_given = self._digest(net, net.state_dict()) if copies else self.digest
             self.stages = self._found_stages(net)
-            self.nets = self._for_devices(net, self._headed(unasked))
+            self.unasked = self._headed(unasked).to("meta")  # all that it holds is passed in
+            self.nets = self._for_devices(net)
         self._here: dict[torch.device, Weights] = {}
 
     def _refuse(self, why: str) -> BadValue:
@@ -498,21 +499,33 @@ class Skeleton:
         outer = self.head.partition(".")[0] if self.head else ""
         return tuple(_before(net, name) for name in mixing[1:] if name != outer)
 
-    def _for_devices(self, net: nn.Module, unasked: nn.Module) -> dict[str, nn.Module]:
+    def _for_devices(self, net: nn.Module) -> dict[str, nn.Module]:
         """A module without weights for each kind of device.
 
         What a module makes in a pass and keeps, such as a table of places, lies where the pass was.
         So beside this one, which was asked on the host, stand others that were asked nowhere.
         """
-        kinds = ["meta", *(["cuda"] if torch.cuda.is_available() else [])]
-        nets = {"cpu": net}
-        for kind in kinds:
-            nets[kind] = copy.deepcopy(unasked.to("meta"))  # all it holds is passed in
-            _cast_tokens(nets[kind])
         self._without_weights(net)
-        for each in nets.values():
-            self._watch(each)
-        return nets
+        self._watch(net)
+        kinds = ["meta", *(["cuda"] if torch.cuda.is_available() else [])]
+        return {"cpu": net, **{kind: self._another() for kind in kinds}}
+
+    def _another(self) -> nn.Module:
+        """A module without weights that was never asked for anything."""
+        net = copy.deepcopy(self.unasked)
+        _cast_tokens(net)
+        self._watch(net)
+        return net
+
+    @contextmanager
+    def _on_trial(self) -> Iterator[None]:
+        """Inside, another module is asked on the host, and what it keeps goes with it."""
+        with _ALONE:
+            own, self.nets["cpu"] = self.nets["cpu"], self._another()
+            try:
+                yield
+            finally:
+                self.nets["cpu"] = own
 
     def _watch(self, net: nn.Module) -> None:
         """Let norm layers note what they see, take stages, and stop features at the head."""
@@ -621,7 +634,8 @@ class Skeleton:
     def stackable(self) -> bool:
         """Whether several can be trained as one, and torch does not loop over them, with a warning.
 
-        Not if the module asks for the value of a tensor, or has a layer that knows no stacks.
+        Not if the module asks for the value of a tensor, has a layer that knows no stacks, or keeps
+        of a stack what it then finds of no use.
         """
         if any(isinstance(layer, nn.LSTM) for layer in self.nets["cpu"].modules()):
             return False  # known without a trial, for which torch loads a great deal
@@ -633,7 +647,12 @@ class Skeleton:
             made = self.outputs(parts, x, training=True, notes={}, seed=seed)
             return made[-1].square().sum()
 
-        return _stacks(lambda: torch.func.vmap(torch.func.grad(loss))(moving, x, seeds))
+        def tried() -> None:
+            torch.func.vmap(torch.func.grad(loss))(moving, x, seeds)
+            self._features(self.fresh(0, given=True), self.probe)
+
+        with self._on_trial():
+            return _stacks(tried)
 
     @cached_property
     def stackable_at_rest(self) -> bool:
