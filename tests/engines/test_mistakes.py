@@ -99,6 +99,30 @@ class Decided(FedAvg):
         return super().predict(node, x).argmax(1)
 
 
+class Iterating(FedAvg):
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        return [batch for batch in client.data]  # type: ignore[attr-defined,return-value]
+
+
+class Weightless(FedAvg):
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        return client.model(client.data.all().x)  # type: ignore[call-arg,arg-type,return-value]
+
+
+class Moody(FedAvg):
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        return client.model.eval()  # type: ignore[attr-defined,no-any-return]
+
+
+class Unremembered(FedAvg):
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        return client.previous  # type: ignore[attr-defined,no-any-return]
+
+
 MISTAKES = [
     (Unawaited, "update failed on c0 in round 1", "Up.weights is a coroutine; write await before"),
     (
@@ -116,7 +140,11 @@ MISTAKES = [
         "it gave a dict to be remembered; a memory is",
     ),
     (PlainFirst, "server_state failed on server in round 0", "it gave a dict to be remembered"),
-    (Fails, "client_state failed on c0 in round 0", "no attribute 'nothing'"),
+    (Fails, "client_state failed on c0 in round 0", "no attribute 'nothing'; a network holds"),
+    (Iterating, "update failed on c0 in round 1", r"examples come in batches: data.batches\(size"),
+    (Weightless, "update failed on c0 in round 1", r"holds no weights; write model\(weights, x\)"),
+    (Moody, "update failed on c0 in round 1", r"model.evaluating\(weights, x\) as in evaluation"),
+    (Unremembered, "update failed on c0 in round 1", "what a party remembers is in node.state"),
     (Wordy, "broadcast failed on server in round 1", "log: mood = 'good': must be a number"),
     (Wide, "broadcast failed on server in round 1", r"log: sizes is a tensor of shape \[2\]"),
     (Torch, "update failed on c0 in round 1", r"such as SGD\(0.1\) .* not a torch.optim.sgd.SGD"),

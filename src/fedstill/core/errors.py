@@ -68,16 +68,34 @@ class StepError(FedstillError):
         )
 
 
+_ADVICE = {  # by how Python's words begin
+    "'Data' object ": 'examples come in batches: data.batches(size, node.rng("order")), '
+    "data.chunks(size) or data.all()",
+    "'Node' object has no attribute": "clients' names are in node.models, what a party remembers "
+    "is in node.state",
+    "Model.__call__() missing": "a network holds no weights; write model(weights, x)",
+}
+
+
 def _advice(cause: BaseException) -> str:
     """What to do about mistakes that Python tells in its own words."""
     if isinstance(cause, FrozenInstanceError):
-        return "; a record is not written into but replaced: node.state = node.state.replace(…)"
+        return (
+            "; records and methods are not written into; what a party remembers is replaced: "
+            "node.state = node.state.replace(…)"
+        )
     if isinstance(cause, AttributeError) and cause.obj is None:
         return (
             "; if it is a memory that is missing: what a party remembers before its first step, "
             "client_state or server_state returns"
         )
-    return ""
+    if isinstance(cause, AttributeError) and hasattr(type(cause.obj), "evaluating"):
+        return (
+            "; a network holds neither weights nor a mode: model(weights, x) is as in training, "
+            "model.evaluating(weights, x) as in evaluation"
+        )
+    said = str(cause)
+    return next((f"; {what}" for words, what in _ADVICE.items() if said.startswith(words)), "")
 
 
 def told(text: str, longest: int = LONGEST) -> str:
