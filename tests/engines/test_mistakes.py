@@ -168,6 +168,33 @@ def test_a_mistake_is_told_with_its_place_and_what_to_do(
         worlds.played(kind(lr=0.1), worlds.pictures(), 1, engine)
 
 
+class ByHand(FedAvg):
+    """Trains with an optimiser of torch, whose weights have graphs, and so begins the server."""
+
+    def server_state(self, server: Node[Any]) -> Global:
+        weights = super().server_state(server).weights
+        return Global({name: torch.nn.Parameter(weight) for name, weight in weights.items()})
+
+    @at_clients
+    async def update(self, client: Node[None], inbox: Inbox[Down]) -> Up:
+        weights = {n: w.clone().requires_grad_() for n, w in inbox.only().weights.items()}
+        optimizer = torch.optim.SGD(weights.values(), self.lr)
+        for batch in client.data.batches(self.batch_size, client.rng("order")):
+            optimizer.zero_grad()
+            self.objective(client.model, weights, batch, weights).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return Up(weights, len(client.data))
+
+
+@pytest.mark.parametrize("engine", [InProcess, Batched])
+def test_what_a_step_leaves_has_no_graph_of_gradients(engine: type[InProcess]) -> None:
+    by_hand, _ = worlds.played(ByHand(lr=0.1), worlds.pictures(), 3, engine)
+    fedavg, _ = worlds.played(FedAvg(lr=0.1), worlds.pictures(), 3, engine)
+    found, expected = (one.states["server"].tensors() for one in (by_hand, fedavg))
+    assert not any(tensor.requires_grad for tensor in found.values())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_whose_models_are_scored_is_said_by_a_place() -> None:
     class Spelled(FedAvg):
         scored = "clients"  # type: ignore[assignment]

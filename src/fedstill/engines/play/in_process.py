@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedstill.core import algebra, pulse
+from fedstill.core import algebra, pulse, trees
 from fedstill.core.content import LARGEST
 from fedstill.core.errors import FedstillError, ProtocolError, StepError
 from fedstill.core.loop import Loop, Several
@@ -38,6 +38,8 @@ from fedstill.federation.experiment import Experiment
 
 if TYPE_CHECKING:
     from fedstill.engines.execution import Execution
+
+R = TypeVar("R")
 
 
 class InProcess:
@@ -220,7 +222,7 @@ class InProcess:
                 raise
             except Exception as error:
                 raise StepError(type(method).__name__, make.__name__, id, 0, error) from error
-            self.states[id] = first
+            self.states[id] = _without_graph(first)
         node = self._bare(id, round, step, again)
         node.state = self.states[id]
         return node
@@ -293,6 +295,7 @@ class InProcess:
         since a moment later the processor has to fetch them again.
         """
         _check_said(step, ended)
+        ended = [_without_graphs(node, inbox, message) for node, inbox, message in ended]
         sent = [message for _, _, message in ended if isinstance(message, Message)]
         strange = iter(algebra.not_finite_each(sent, LARGEST))
         told = iter(_on_host([n for node, _, _ in ended for n in node.numbers.values()]))
@@ -339,6 +342,21 @@ def _check_said(step: Step, ended: Sequence[Ended]) -> None:
         except (ProtocolError, TypeError) as why:
             title = type(step.method).__name__
             raise StepError(title, step.name, node.id, node.round, why) from why
+
+
+def _without_graphs(node: Node[Any], inbox: Inbox[Any], message: Any) -> Ended:
+    """What a step leaves, without graphs of gradients, which neither sites nor files know."""
+    node.state = _without_graph(node.state)
+    if not isinstance(message, Addressed):
+        return node, inbox, _without_graph(message)
+    each = {id(said): _without_graph(said) for said in message.values()}
+    return node, inbox, Addressed({who: each[id(said)] for who, said in message.items()})
+
+
+def _without_graph(record: R) -> R:
+    """The same values; the record itself where no tensor of it has a graph."""
+    graphs = any(tensor.requires_grad for tensor in trees.tensors(record))
+    return trees.detach(record) if graphs else record
 
 
 def _check_message(step: Step, message: Any) -> None:
