@@ -76,6 +76,7 @@ def test_a_grid_is_written_and_read_again(tmp_path):
     [
         ({"sweeps": ["lr=1,2"]}, "write a key of the recipe and its values"),
         ({"sweeps": ["method.nu=1,2"]}, "no method of this recipe has this key"),
+        ({"sweeps": ["method.epoch=1,2"]}, "unknown key 'epoch'; did you mean 'epochs'?"),
         ({"sweeps": ["method.lr=1,1"]}, "a value stands twice"),
         ({"sweeps": ["method.lr=0.1..1"]}, "a range needs --search TRIALS"),
         ({"sweeps": ["method.lr=1..0.1"]}, "the lower first"),

@@ -35,7 +35,7 @@ def change(
             if len(keys) > 1 and len(methods) > 1 and not known:
                 return unknown("label", keys[0], map(label_of, methods))
             if quick:
-                return None if known else unknown("key", keys[0], _keys_of(methods))
+                return None if known else unknown("key", keys[0], keys_of(methods))
             targets = methods
     try:
         for target in targets:
@@ -99,7 +99,7 @@ def _open(table: dict[str, Any], key: str) -> None:
         table[key] = {"name": table[key]}
 
 
-def _keys_of(methods: Sequence[Any]) -> set[str]:
+def keys_of(methods: Sequence[Any]) -> set[str]:
     kinds = [kind for kind in map(_kind, methods) if kind is not None]
     return {*METHOD_KEYS, *(name for kind in kinds for name in _fields(kind))}
 

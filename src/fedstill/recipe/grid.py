@@ -10,10 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import RecipeError
+from fedstill.core.errors import RecipeError, unknown
 from fedstill.core.files import without_folder
 from fedstill.core.names import absolute
-from fedstill.recipe.changes import label_of, reaches
+from fedstill.recipe.changes import keys_of, label_of, reaches
 from fedstill.recipe.check import checked
 from fedstill.recipe.read import with_value
 from fedstill.recipe.tables import GRID, GRID_PARTS, Recipe, Table
@@ -283,7 +283,8 @@ def _check(grid: Grid) -> None:
         if sweep.key == "run.seed":
             faults.append("--sweep run.seed: seeds are listed with --seeds 0 1 2")
         elif not any(_reaches(sweep.key, method) for method in grid.methods()):
-            faults.append(f"--sweep {sweep.key}: no method of this recipe has this key")
+            strange = unknown("key", sweep.key.removeprefix("method."), keys_of(grid.methods()))
+            faults.append(f"--sweep {sweep.key}: no method of this recipe has this key: {strange}")
         if any(sweep.values.count(value) > 1 for value in sweep.values):
             faults.append(f"--sweep {sweep.key}: a value stands twice")
     if spans and not grid.search:
