@@ -179,6 +179,17 @@ def test_on_a_ring_of_ten_momentum_wins_at_the_rate_of_the_second_eigenvalue() -
     assert apart(mixed(near, start, "fast", 40)) / apart(start) < 1e-5
 
 
+@pytest.mark.parametrize(("kind", "left"), [("plain", 2e-2), ("fast", 2e-7)])
+def test_forty_exchanges_on_a_ring_of_ten_leave_what_the_page_of_desa_says(
+    kind: Kind, left: float
+) -> None:
+    near = graph(Ring(), 10)
+    units = dict(zip(near, torch.eye(10, dtype=torch.float64), strict=True))
+    rows = torch.stack([*mixed(near, units, kind, 40).values()]) - 0.1
+    most = float(torch.linalg.matrix_norm(rows, 2))  # of any differences there can be
+    assert most == pytest.approx(left, rel=0.1)
+
+
 # As messages
 
 
