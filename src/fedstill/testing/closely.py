@@ -144,8 +144,7 @@ class Heard(InProcess):
     ) -> None:
         """Keep how the first messages are read by those who are kept as their hearers."""
         for _, sender, hearer, message in self.first.values():
-            inbox = inboxes.get(hearer, {})
-            if inbox.get(sender) is message:
+            if hearer in inboxes and inboxes[hearer].get(sender) is message:
                 state = self.node(hearer, round, step.name).state
                 reading = Reading(step, round, sender, hearer, inboxes[hearer], state)
                 self.readings.setdefault(id(message), reading)
