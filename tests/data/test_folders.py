@@ -267,6 +267,25 @@ def test_files_that_are_not_images_are_named_in_a_note(hospital):
     )
 
 
+def test_what_archives_and_systems_leave_behind_is_no_class_no_client_and_no_note(hospital):
+    picture(hospital / "__MACOSX" / "cat" / "._0.png")
+    for name in ("__MACOSX", ".ipynb_checkpoints", "@eaDir"):
+        (hospital / name).mkdir(exist_ok=True)
+    for name in (".DS_Store", "Thumbs.db", "cat/Thumbs.db", "cat/desktop.ini"):
+        (hospital / name).write_text("")
+    picture(hospital.parent / "__MACOSX" / "cat" / "._0.png")
+    made = load("own", clients={"a": hospital})
+    assert (made.class_names, made.notes) == (("cat", "dog"), ())
+    assert found_at(hospital.parent).clients == {"a": "a"}
+
+
+def test_train_and_test_may_have_what_an_archive_left_beside_them(tmp_path):
+    for part in ("train", "test"):
+        picture(tmp_path / part / "cat" / "0.png")
+    (tmp_path / "__MACOSX").mkdir()
+    assert load("own", clients={"a": tmp_path}).class_names == ("cat",)
+
+
 def test_a_file_of_feature_vectors_is_a_client(tmp_path):
     rows = np.arange(20.0).reshape(10, 2)
     np.savez(tmp_path / "a.npz", train_features=rows, train_labels=np.arange(10) % 2)

@@ -31,6 +31,7 @@ from fedstill.data.sites import Collection, Examples, Site, merged, whole_site
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits a channel or less
 DEEP = ("I;16", "I;16B", "I;16L", "I")  # grey, sixteen bits
+LEFT_BEHIND = ("__macosx", "@eadir", "thumbs.db", "desktop.ini")  # by archives and systems
 MOST_NAMED = 20  # files in a message
 LAYOUTS = (
     "folders of images named by class, or train and test with such folders each, or an .npz file"
@@ -276,7 +277,12 @@ def checked_classes(name: str, folder: Path) -> tuple[str, ...]:
 
 def subfolders(folder: Path) -> list[str]:
     """Names of the folders inside, sorted, without hidden ones."""
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not is_hidden(p))
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a file or folder is hidden, or one that archives and systems leave behind."""
+    return path.name.startswith(".") or path.name.lower() in LEFT_BEHIND
 
 
 def images_below(
@@ -310,7 +316,7 @@ def image_files(folder: Path, finds: Finds) -> list[Path]:
     if not folder.is_dir():
         return []
     images = []
-    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+    for path in sorted(path for path in folder.iterdir() if not is_hidden(path)):
         if path.suffix.lower() in SUFFIXES:
             images.append(path)
         elif path.is_file():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedstill.core.errors import DataError
 from fedstill.data.archives import names_in
-from fedstill.data.folders import LAYOUTS, SUFFIXES
+from fedstill.data.folders import LAYOUTS, SUFFIXES, is_hidden
 from fedstill.data.optional import optional
 
 LOOKED_AT = 200  # images whose sizes are compared
@@ -48,7 +48,7 @@ def found_at(place: Path) -> Found:
 def _is_client(path: Path) -> bool:
     if path.is_file():
         return path.suffix == ".npz"
-    if not path.is_dir():
+    if not path.is_dir() or is_hidden(path):
         return False
     below = [child for child in path.iterdir() if child.is_dir()]
     if any(child.name == "train" for child in below):
@@ -57,7 +57,7 @@ def _is_client(path: Path) -> bool:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in SUFFIXES and not is_hidden(path)
 
 
 def _has_features(path: Path) -> bool:
