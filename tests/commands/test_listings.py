@@ -112,6 +112,15 @@ def test_show_reads_well():
     assert "| Down | down | weights | 320,010 |" in page
 
 
+def test_show_tells_of_one_option_alone():
+    (lr,) = shown("show", "fedprox", "lr", "lr=0.5")
+    assert lr in shown("show", "fedprox", "lr=0.5")["options"] and lr["value"] == 0.5
+    said = fedstill("show", "fedprox", "method.mu").out
+    assert "mu" in said and "epochs" not in said and "plan" not in said
+    strange = fedstill("show", "fedprox", "epoch")
+    assert strange.code == 2 and "unknown option 'epoch'; did you mean 'epochs'?" in strange.err
+
+
 def test_show_says_whose_models_are_scored_and_who_sends_examples():
     names = ("fedavg", "fedproto", "centralised")
     said = {name: " ".join(fedstill("show", name).out.split()) for name in names}

@@ -260,6 +260,14 @@ def print_method(found: Mapping[str, Any], form: Form) -> None:
         print(broken(f"preset={name}: {values}", "  "))
 
 
+def print_options(options: Sequence[Mapping[str, Any]], form: Form) -> None:
+    """Options of a method alone."""
+    if form is Form.json:
+        print_json(options)
+    else:
+        print_rows(option_rows(options), form)
+
+
 def option_rows(options: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Options as lines of a table; a value that is a method has its name."""
     return [

@@ -42,7 +42,10 @@ def show(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Hyper-parameters, e.g. per_class=20"),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Hyper-parameters, e.g. per_class=20; of a KEY alone, only that option is shown.",
+        ),
     ] = None,
     shape: Annotated[
         str, typer.Option(metavar="CxHxW", help="Channels, height and width.")
@@ -68,10 +71,15 @@ def show(
             f"{method} is a recipe, and show is for a method, e.g. fedstill show feddm; how a "
             f"recipe splits its data: fedstill data {method}"
         )
-    own = [text if text.startswith("method.") else f"method.{text}" for text in overrides or []]
+    words = [text.removeprefix("method.") for text in overrides or []]
+    own = [f"method.{word}" for word in words if "=" in word]
+    asked = [word for word in words if "=" not in word]
     data = {"name": "digits5", "public": {"name": "digits5"}}  # neither is loaded
     tables = {"method": {"name": method}, "models": {"name": model}, "data": data}
     (recipe,) = config.checked(config.overridden(tables, own))
+    if asked:
+        listings.print_options(shows.options(recipe.method, asked), form)
+        return
     network = recipe.models.common.model(shows.shape_of(shape), classes)
     stage = shows.Stage(
         network,

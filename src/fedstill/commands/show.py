@@ -13,7 +13,7 @@ import torch
 
 from fedstill.commands.meanings import options_of
 from fedstill.core.data import Data, Pool, Rows
-from fedstill.core.errors import BadValue
+from fedstill.core.errors import BadValue, unknown
 from fedstill.core.method import Method, Step
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
@@ -95,15 +95,7 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         "paper": inspect.getdoc(inspect.getmodule(type(method))) or "",
         "purpose": (inspect.getdoc(type(method)) or "").split("\n")[0],
         "hyper_parameters": {f.name: getattr(method, f.name) for f in fields(method)},
-        "options": [
-            {
-                "name": option.name,
-                "value": getattr(method, option.name),
-                "range": option.range,
-                "meaning": option.meaning,
-            }
-            for option in options_of(type(method))
-        ],
+        "options": options(method),
         "presets": {key: dict(value) for key, value in method.presets.items()},
         "scored": method.scored.value,
         "scores_own": method.scores_own,
@@ -125,6 +117,23 @@ def shown(method: Method, name: str, stage: Stage) -> dict[str, Any]:
         },
         "floats_per_round": _floats_per_round(log.messages),
     }
+
+
+def options(method: Method, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What a method's options are, or those of some names, with the values that they have."""
+    known = {option.name: option for option in options_of(type(method))}
+    strange = [unknown("option", name, known) for name in only if name not in known]
+    if strange:
+        raise BadValue(strange)
+    return [
+        {
+            "name": name,
+            "value": getattr(method, name),
+            "range": known[name].range,
+            "meaning": known[name].meaning,
+        }
+        for name in only or known
+    ]
 
 
 def _parts(method: Method) -> dict[str, Sequence[Step]]:
