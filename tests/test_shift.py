@@ -64,6 +64,13 @@ def test_without_virtual_data_the_examples_alone_are_measured(tmp_path: Path) ->
     assert all(path.stat().st_size for path in drawn)
 
 
+def test_people_see_as_many_digits_in_each_row() -> None:
+    rows = [{"clients": "a - b", "mmd real": 0.09, "wasserstein real": 2.0}]
+    assert shift.for_people(rows) == [
+        {"clients": "a - b", "mmd real": "0.0900", "wasserstein real": "2.000"}
+    ]
+
+
 def test_the_command_prints_numbers_and_draws_the_map(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(toml_text({**TABLES, "run": {"cache_dir": str(tmp_path / "cache")}}))

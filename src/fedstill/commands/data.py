@@ -134,7 +134,8 @@ def shift(
     changes = [*(overrides or []), *data_dir_change(data_dir)]
     first = config.checked(config.read_recipe(recipe, changes, quick=quick))[0]
     real, distilled = shifts.measured(first, most, run)
-    listings.print_rows(shifts.pairs(real, distilled), form)
+    rows = shifts.pairs(real, distilled)
+    listings.print_rows(rows if form is Form.json else shifts.for_people(rows), form)
     if picture is not None:
         with drawing():
             shifts.draw_map(real, distilled, first.run.seed, picture)

@@ -45,6 +45,7 @@ class Cloud:
 
 
 LEVELS = 32  # of brightness, from black to full
+DIGITS = {"mmd": 4, "wasserstein": 3}  # behind the point
 
 
 def clouds(
@@ -101,10 +102,22 @@ def pairs(before: Sequence[Cloud], after: Sequence[Cloud]) -> list[dict[str, Any
         if distilled:
             both["distilled"] = (distilled[one.client], distilled[other.client])
         for name, (a, b) in both.items():
-            row[f"mmd {name}"] = round(float(mmd(a.features, b.features)), 4)
-            row[f"wasserstein {name}"] = round(wasserstein(a.features, b.features), 3)
+            row[f"mmd {name}"] = round(float(mmd(a.features, b.features)), DIGITS["mmd"])
+            distance = wasserstein(a.features, b.features)
+            row[f"wasserstein {name}"] = round(distance, DIGITS["wasserstein"])
         rows.append(row)
     return rows
+
+
+def for_people(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same, all numbers of a column with as many digits behind the point."""
+    return [
+        {
+            name: value if isinstance(value, str) else f"{value:.{DIGITS[name.split()[0]]}f}"
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
 
 
 def tsne_map(found: Sequence[Cloud], seed: int) -> NDArray[np.float64]:
