@@ -121,6 +121,8 @@ def test_runs_with_other_values_are_kept_apart_and_named_by_them(tmp_path):
     ]
     names = [group.name for group in comparison(folders).groups]
     assert names == ["fedavg (lr=0.1)", "fedavg (lr=0.5)"]
+    folders.append(made(tmp_path / "2", 0, {"a": 0.5}, lr=1.0))
+    assert comparison(folders).groups[2].name == "fedavg (lr=1)"
 
 
 def test_runs_with_other_channels_are_named_by_the_names_of_these(tmp_path):

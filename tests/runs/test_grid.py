@@ -494,5 +494,6 @@ def test_runs_beside_each_other_equal_runs_alone(tmp_path):
 
 def test_names_of_points_have_whole_keys_where_words_are_the_same():
     assert point_name({"method.lr": 0.1, "method.views": True}) == "lr=0.1, views=true"
+    assert point_name({"method.mu": 1.0}) == "mu=1"
     whole = {"method.name.lr": 1, "method.other.lr": 2}
     assert point_name(whole) == "method.name.lr=1, method.other.lr=2"

@@ -244,6 +244,8 @@ def plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")  # as tables name it
     return str(value).lower() if isinstance(value, bool) else str(plain(value))
 
 

@@ -388,8 +388,13 @@ def _difference(setting: Setting, alike: Sequence[Setting]) -> str:
     differ = [key for key in keys if any(other.get(key) != mine.get(key) for other in others)]
     differ = [key for key in differ if not any(key.startswith(f"{one}.") for one in differ)]
     shown = differ[:MOST_DIFFERENCES]
-    words = [f"{key.removeprefix('method.')}={mine.get(key, 'absent')}" for key in shown]
+    words = [f"{key.removeprefix('method.')}={_word(mine.get(key, 'absent'))}" for key in shown]
     return ", ".join(words)
+
+
+def _word(value: Any) -> str:
+    """A value in a name: a whole number without a point."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _table(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
