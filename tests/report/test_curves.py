@@ -1,5 +1,7 @@
 """Accuracy by what was sent, redone by hand."""
 
+from itertools import product
+
 import pytest
 
 from fedstill.core.errors import BadValue
@@ -110,6 +112,15 @@ def test_a_number_that_nobody_logs_is_refused_with_those_that_are(tmp_path):
         traces([run], ["generator_los"])
     with pytest.raises(BadValue, match="unknown number 'loss'; did you mean"):
         traces([run], ["loss"])  # of which step?
+
+
+def test_numbers_by_class_are_told_as_their_first_and_last(tmp_path):
+    made(tmp_path / "0", 0)
+    with FolderLog(tmp_path / "0") as log:
+        for first, second in product(range(11), repeat=2):
+            log.write(Number(1, "evaluate", "server", f"confusion.{first}.{second}", "a", 1))
+    with pytest.raises(BadValue, match=r"known: accuracy, confusion\.0\.0 to confusion\.10\.10$"):
+        traces([read_run(tmp_path / "0")], ["accurac"])
 
 
 def test_a_metric_is_a_curve_too_and_its_name_says_so_where_a_step_logs_the_same(tmp_path):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.core.errors import BadValue, unknown
+from fedstill.core.errors import BadValue
 from fedstill.core.records import Direction
 from fedstill.logbook.reader import Run
 from fedstill.logbook.rows import CLOCK, EVALUATION, Kind, View, mean
 from fedstill.report.amounts import human_time
-from fedstill.report.groups import gather, setting_of, statistic
+from fedstill.report.groups import gather, setting_of, statistic, unknown_number
 
 Values = NDArray[np.float64]
 VIEWS: dict[View, str] = {"said": "once per sender", "heard": "once per receiver"}
@@ -156,7 +156,7 @@ def traces(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Trace]]:
     known = logged(runs)
     for name in names:
         if name not in known:
-            raise BadValue(unknown("number", name, known))
+            raise BadValue(unknown_number("number", name, known))
     groups, _ = gather(runs)
     each = {
         name: [
@@ -212,7 +212,8 @@ def _by_round(run: Run, name: str) -> dict[int, float]:
             found.setdefault(row.round, []).append(row.value)
     if found:
         return {round: mean(values) for round, values in found.items()}
-    return run.metric_by_round(name.removeprefix(f"{EVALUATION}."))
+    metric = name.removeprefix(f"{EVALUATION}.")
+    return run.metric_by_round(metric) if metric in run.metric_names() else {}
 
 
 def _curve(name: str, runs: Sequence[Run]) -> Curve:

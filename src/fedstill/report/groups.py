@@ -193,11 +193,31 @@ def scores_of(summary: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
     return {**summary, **{key: found.get(short(key)) for key in _OF_ACCURACY}}
 
 
+def unknown_number(kind: str, name: str, known: Iterable[str]) -> str:
+    """A line for a name that no number has; numbers by class are told as their first and last."""
+    names = sorted(known, key=_with_classes)
+    hint = unknown(kind, name, names).rpartition(" known: ")[0]
+    families: dict[str, list[str]] = {}
+    for each in names:
+        families.setdefault(_with_classes(each)[0], []).append(each)
+    told = [each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in families.values()]
+    return f"{hint} known: {', '.join(told) or 'none'}"
+
+
+def _with_classes(name: str) -> tuple[str, list[int]]:
+    """`confusion`, 0 and 1 of `confusion.0.1`."""
+    words = name.split(".")
+    classes: list[int] = []
+    while len(words) > 1 and words[-1].isdecimal():
+        classes.insert(0, int(words.pop()))
+    return ".".join(words), classes
+
+
 def check_metric(metric: str, runs: Sequence[Run]) -> None:
     """Refuse a metric that no summary has."""
     known = {ACCURACY, *(name for run in runs for name in _table(run.summary, "metrics"))}
     if metric not in known:
-        line = unknown("metric", metric, known)
+        line = unknown_number("metric", metric, known)
         raise BadValue(f"{line}; a run has those that run.metrics named when it was made")
 
 
