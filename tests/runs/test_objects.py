@@ -327,6 +327,17 @@ def test_a_model_that_is_more_than_weights_answers_as_it_was_scored_too() -> Non
     assert float(loss) == pytest.approx(run.metric_by_round("loss")[3])
 
 
+def test_a_number_that_a_run_has_not_is_refused_with_the_nearest_that_it_has() -> None:
+    run = fedstill.run(experiment(), execution=HERE)
+    assert run.series("loss", step="update") and run.series("loss", step="learn") == {}
+    with pytest.raises(BadValue, match="unknown series 'losss'; did you mean 'loss'\\? known: acc"):
+        run.series("losss")
+    with pytest.raises(BadValue, match="unknown metric 'los'; did you mean 'loss'"):
+        run.metric_by_round("los")
+    never = replace(run, metrics=[])
+    assert never.accuracy_by_round() == never.series("accuracy") == {}
+
+
 def test_a_clients_own_model_is_had_by_its_name() -> None:
     planned = experiment(Local(lr=0.1))
     run = fedstill.run(planned, execution=HERE)

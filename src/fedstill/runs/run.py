@@ -88,6 +88,15 @@ class Trained:
         return self.module().state_dict()
 
 
+def _check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that no number has; accuracy is known where nothing was evaluated too."""
+    from fedstill.report.groups import ACCURACY, unknown_number
+
+    names = {*known}
+    if name not in {ACCURACY, *names}:
+        raise BadValue(unknown_number(kind, name, names))
+
+
 def _keeps_a_model(method: Method, node: NodeId, state: State | None) -> bool:
     """Whether a node is scored by what it remembers, or remembers weights besides."""
     is_scored = (method.scored is Place.SERVER) == (node == SERVER)
@@ -135,6 +144,21 @@ class Run(reader.Run):
         if self.engine is None or self.gallery is None:
             return []
         return figures(self.engine, self, self.gallery)
+
+    def series(
+        self, name: str, node: str | None = None, target: str | None = None, step: str | None = None
+    ) -> dict[int, float]:
+        """The value of each round; the mean over the rows of a round where several remain.
+
+        A name that no row has is refused, for the run has ended and will not have it later.
+        """
+        _check_known("series", name, (row.name for row in self.metrics))
+        return super().series(name, node, target, step)
+
+    def metric_by_round(self, name: str, node: str | None = None) -> dict[int, float]:
+        """The unweighted mean over test sets; a name that was not measured is refused."""
+        _check_known("metric", name, self.metric_names())
+        return super().metric_by_round(name, node)
 
     def plot(self, path: Path | str | None = None, *, by: Against = "round") -> Figure | Path:
         """Accuracy by round, or by bytes sent: a figure, or where it was written to."""
