@@ -364,6 +364,20 @@ def test_a_further_metric_of_clients_models_is_shown_by_client(tmp_path):
     assert "local: on its own" in found.as_markdown(by_client=True)
 
 
+@pytest.mark.parametrize(("classes", "head"), [(12, "recall.11"), (13, "highest recall")])
+def test_of_recall_by_many_classes_the_lowest_and_the_highest_are_shown(tmp_path, classes, head):
+    folder = made(tmp_path / "0", 0, {"a": 0.5})
+    with FolderLog(folder) as log:
+        for label in range(classes):
+            log.write(Number(1, "evaluate", "server", f"recall.{label}", "a", 1 / (1 + label)))
+    write_summary(folder, summarise(read_rows(folder)))
+    text = comparison([folder]).as_markdown()
+    assert f"| {head} | bytes up |" in text and "…" not in text
+    shown = "| 0.0769 (12) | 1.0000 (0) |" in text and "highest, and in brackets which" in text
+    assert shown == (classes == 13)
+    assert len(comparison([folder]).as_dict()["sections"][0]["groups"][0]["others"]) == classes
+
+
 def test_a_metric_that_no_run_has_is_refused_by_name(tmp_path):
     folder = with_areas(tmp_path / "0", 0, {"a": 0.75})
     with pytest.raises(BadValue, match=r"metric 'aurocc'; did you mean 'auroc'.*run.metrics named"):

@@ -238,7 +238,7 @@ def _laid_out(
 ) -> Layout:
     """The cells of a section as text, with the same columns for a terminal and for a page."""
     said = _form(metric, spread)
-    others = list(dict.fromkeys(name for group in section.groups for name in group.others))
+    others, crowded = _others(section)
     targets = [] if _one_test_set(section) else section.targets
     few = len(targets) <= COLUMNS_FOR_TARGETS
     scores = _scores(section)
@@ -249,6 +249,7 @@ def _laid_out(
         *(targets if few else ["lowest", "highest"]),
         *(SHORT_NAMES[name] for name in scores),
         *others,
+        *(f"{end} {metric}" for metric in crowded for end in ("lowest", "highest")),
         *([f"against {against}", "p"] if against else []),
         *(f"bytes {name}" for name in directions),
         "seconds",
@@ -263,6 +264,7 @@ def _laid_out(
                 *(_by_target(group, targets, said) if few else extremes(group.targets, said)),
                 *(said(_score(group, name, scores)) for name in scores),
                 *(plain(group.others.get(name), spread) for name in others),
+                *(cell for each in crowded for cell in extremes(_several(group, each), plain)),
                 *(_test_cells(_paired(group, section, against), metric) if against else []),
                 *(_bytes(group.bytes_said, direction) for direction in directions),
                 NOTHING if group.seconds is None else f"{group.seconds.mean:,.1f}",
@@ -278,6 +280,20 @@ def _laid_out(
     first = 1 if _same_seeds(section) else 2
     columns = (targets if few else [], scores, others, 0 if few else 2)
     return Layout(head, body, notes, best=_best(section, metric, first, columns))
+
+
+def _others(section: Section) -> tuple[list[str], list[str]]:
+    """Further numbers with a column each, and metrics of more numbers than there are columns."""
+    names = dict.fromkeys(name for group in section.groups for name in group.others)
+    counts = Counter(name.partition(".")[0] for name in names)
+    crowded = [metric for metric, count in counts.items() if count > COLUMNS_FOR_TARGETS]
+    return [name for name in names if name.partition(".")[0] not in crowded], crowded
+
+
+def _several(group: Group, metric: str) -> dict[str, Statistic]:
+    """The numbers of a metric that has several, by what follows its name."""
+    parts = ((name.partition("."), value) for name, value in group.others.items())
+    return {rest: value for (head, _, rest), value in parts if head == metric}
 
 
 def _best(
@@ -462,6 +478,8 @@ def _explained(
     if BEST_SCORE in _scores(section):
         where = "held-out examples" if section.held_out else "test data"
         lines.append(f"best round: chosen on {where}")
+    for crowded in _others(section)[1]:
+        lines.append(f"{crowded}: the lowest and the highest, and in brackets which")
     crossed = {*CLIENT_SCORES} <= {*_scores(section)}
     if SERVER_SCORE not in _scores(section) and not crossed:
         lines.append(
