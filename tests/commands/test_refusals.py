@@ -64,6 +64,7 @@ NEAREST = [
     ("models.name=convnte", "models.name: unknown model 'convnte'; did you mean 'convnet'?"),
     ("models.hiden=[3]", "models.hiden: unknown key 'hiden'; did you mean 'hidden'?"),
     ("data.name=digit5", "data.name: unknown data set 'digit5'; did you mean 'digits5'?"),
+    ("data.name=", "data.name: unknown data set ''; known: DIGITS"),
     ("data.public.name=fashion-mnits", "data.public.name: unknown data set 'fashion-mnits'; did y"),
     ("data.public.nam=mnist", "data.public.nam: unknown key 'nam'; did you mean 'name'?"),
     ("federation.topology=rnig", "unknown topology 'rnig'; did you mean 'ring'?"),

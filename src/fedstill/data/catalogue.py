@@ -219,7 +219,7 @@ def entry_named(name: str) -> Entry:
         found = SET_NAMES[name]
     except BadValue as error:
         place = Path(str(name))
-        if place.suffix in FILES or place.is_dir():
+        if name and (place.suffix in FILES or place.is_dir()):
             kind = "folder" if place.is_dir() else "file"
             raise DataError(
                 f"{name} is a {kind}, not the name of a data set; files of yours are the set 'own' "
