@@ -28,9 +28,13 @@ def run_folder(
     rounds: int = 4,
     done: int | None = None,
     own: bool = False,
+    home: bool = False,
     nasty: bool = False,
 ) -> Path:
-    """A run; its clients' own models are scored crosswise with `own`, else the server's."""
+    """A run; its clients' own models are scored crosswise with `own`, else the server's.
+
+    With `home` each client's own model is scored on its own test set alone.
+    """
     done = rounds if done is None else done
     with FolderLog(folder) as log:
         log.write(Note(0, "engine", "", "in_process, chosen by hand"))
@@ -43,7 +47,7 @@ def run_folder(
             log.write(Traffic(round, "broadcast", "server", "down", "weights", 1000, 4000, 3))
             for place, target in enumerate(CLIENTS):
                 value = accuracy(number, seed, round, place)
-                for node in CLIENTS if own else ("server",):
+                for node in (target,) if home else CLIENTS if own else ("server",):
                     other = 0.1 if own and node != target else 0.0
                     log.write(Number(round, "evaluate", node, "accuracy", target, value - other))
                     log.write(Number(round, "evaluate", node, "loss", target, 1 - value + other))

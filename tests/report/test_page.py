@@ -396,6 +396,20 @@ def test_numbers_stand_beside_long_names_of_methods(
 
 
 @needs_browser
+def test_models_scored_at_home_only_have_no_other_column_and_the_note_says_so(
+    page: chromium.Page, tmp_path: Path
+) -> None:
+    handmade.run_folder(tmp_path / "runs" / "local", method="local", home=True)
+    handmade.run_folder(tmp_path / "runs" / "fedavg")
+    path = tmp_path / "report.html"
+    path.write_text(document(content(found_in([tmp_path / "runs"]))), encoding="utf-8")
+    page.open(path.as_uri())
+    said = page.js("document.querySelector('#results').textContent")
+    assert "local" in said and "global" not in said and "inter" not in said
+    assert "each is scored on its own test set alone" in said
+
+
+@needs_browser
 def test_labels_of_the_axis_of_accuracies_are_where_they_say(
     page: chromium.Page, tmp_path: Path
 ) -> None:

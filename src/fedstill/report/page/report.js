@@ -236,11 +236,13 @@
     if (!page.methods.length) return null;
     const several = Math.max(...page.methods.map((method) => method.seeds.length)) > 1;
     const own = page.methods.some((method) => Object.keys(method.by_client).length);
+    const crossed = page.methods.some((method) => method.scores.averaged_global_accuracy);
     const sources = [...new Set(page.methods.filter((method) => method.reported).map((method) => method.reported.source).filter(Boolean))];
     return card("results", "Results", null,
       parts.map(([part, table]) => [parts.length > 1 ? h("h3", {}, part) : null, table]),
       h("p", { class: "soft" }, "Accuracies in percent", several ? ", means over seeds ± sample standard deviation" : ", one seed", ". Bytes of all rounds, each message counted once. Click a heading to sort.",
-        own ? " Where clients keep their own models, a column is the mean of all models on that test set; global: every model on every test set; inter: on the others’; local: on its own." : "",
+        crossed ? " Where clients keep their own models, a column is the mean of all models on that test set; global: every model on every test set; inter: on the others’; local: on its own."
+          : own ? " Where clients keep their own models, each is scored on its own test set alone; one common model is scored on all of them." : "",
         page.held_out ? " Scores are on training examples held out, not on the test set." : ""),
       sources.length ? h("p", { class: "soft" }, "Reported: ", sources.join("; ")) : null);
   }
@@ -256,7 +258,7 @@
       const ends = (choose) => (method) => { const all = Object.values(method.targets).map((each) => each[0]); return all.length ? [choose(...all), null, 1] : null; };
       add("lowest", ends(Math.min), null, { best: true }); add("highest", ends(Math.max), null, { best: true });
     }
-    if (own) for (const [title, name] of [["global", "averaged_global_accuracy"], ["inter", "inter_accuracy"], ["local", "averaged_local_accuracy"]]) add(title, average(name), null, { best: true, strong: true, printed: (method) => method.reported && method.reported.scores[name] });
+    if (own) for (const [title, name] of [["global", "averaged_global_accuracy"], ["inter", "inter_accuracy"], ["local", "averaged_local_accuracy"]]) if (members.some(({ method }) => method.scores[name])) add(title, average(name), null, { best: true, strong: true, printed: (method) => method.reported && method.reported.scores[name] });
     else add("average", average("average_accuracy"), null, { best: true, strong: true });
     if (members.some(({ method }) => method.reported && method.reported.average !== null)) {
       add("reported", (method) => (method.reported && method.reported.average !== null ? [method.reported.average, null, 1] : null), null, {});
