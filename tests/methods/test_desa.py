@@ -28,7 +28,7 @@ from fedstill.parts import pixels
 from fedstill.parts.generators import StyleGenerator, untrained_set
 from fedstill.parts.losses import hinton, supervised_contrastive
 from small_recipes import fedstill
-from worlds import World, as_bytes, engine_for, examples, pictures, played
+from worlds import World, as_bytes, engine_for, examples, experiment, pictures, played
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "batch_size": 8}
 SMALL: dict[str, Any] = {
@@ -468,10 +468,10 @@ def test_fastmix_comes_closer_than_plain_gossip() -> None:
     assert far["fastmix"] < 0.01 * far["gossip"]
 
 
-def test_a_ring_averaged_once_is_refused_with_what_to_do() -> None:
-    world = crowd(4)
-    with pytest.raises(StepError, match=r"not everybody hears everybody.*fastmix"):
-        played(desa(), world, 1, topology=Ring())
+def test_a_ring_averaged_once_is_refused_before_anchors_are_made_with_what_to_do() -> None:
+    with pytest.raises(BadValue, match=r"^topology: DeSA: .*not everybody hears.*fastmix"):
+        experiment(desa(), crowd(4), topology=Ring())
+    experiment(desa(), crowd(3), topology=Ring())  # where all hear all
 
 
 def test_mixing_cut_short_leaves_out_classes_that_have_not_come_through() -> None:

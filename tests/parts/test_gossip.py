@@ -106,11 +106,11 @@ def test_a_stranger_is_refused_by_name() -> None:
         ({"a": ["b"], "b": ["a", "c"], "c": ["b"]}, False),  # c does not hear a
         ({"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}, True),  # in circles of their own
         ({"a": []}, True),
-        ({}, True),  # a peer without a graph hears itself alone
+        ({"a": [], "b": ["c"], "c": ["b", "d"], "d": ["c"]}, False),  # b does not hear d
     ],
 )
-def test_a_circle_is_closed_where_all_in_it_hear_the_same(near: Graph, so: bool) -> None:
-    assert gossip.all_hear_all(near, "a") is so
+def test_peers_stand_in_circles_where_all_in_each_hear_the_same(near: Graph, so: bool) -> None:
+    assert gossip.in_circles(near) is so
 
 
 # The mean

@@ -237,6 +237,10 @@ class Method:
         """What is wrong with the parties' networks for this method; a line each."""
         return ()
 
+    def unheard(self, graph: Mapping[NodeId, Sequence[NodeId]]) -> Sequence[str]:
+        """What is wrong with who hears whom among the clients for this method; a line each."""
+        return ()
+
     @property
     def one_network(self) -> bool:
         """Whether server and clients must have the same network: where the server's is scored.

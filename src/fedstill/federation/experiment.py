@@ -162,7 +162,8 @@ class Experiment:
             yield f"topology: Star: {name} speaks from client to client; use one of {others}"
         elif self.topology is not None:
             try:
-                _ = self.graph
+                unheard = self.method.unheard(self.graph.neighbours)
+                yield from (f"topology: {name}: {line}" for line in unheard)
             except BadValue as error:
                 yield from (f"topology: {line}" for line in error.faults)
         if isinstance(self.sampling, Sample) and self.sampling.wanted(clients) > clients:

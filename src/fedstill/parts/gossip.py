@@ -51,13 +51,18 @@ def mixing(graph: Graph, peer: NodeId) -> Mixing:
     return _mixing(frozenset((one, other) for one in members for other in graph[one]))
 
 
-def all_hear_all(graph: Graph, peer: NodeId) -> bool:
-    """Whether a peer and its neighbours all hear one another and nobody else.
+def in_circles(graph: Graph) -> bool:
+    """Whether all peers stand in circles, in which all hear one another and nobody else.
 
-    Then each of them knows after one exchange what all of them hold.
+    Then each of them knows after one exchange what its whole circle holds.
     """
-    circle = {peer, *graph.get(peer, ())}
-    return all({other, *graph[other]} == circle for other in circle - {peer})
+    seen: set[NodeId] = set()
+    for peer in graph:
+        circle = {peer, *graph[peer]}
+        if peer not in seen and any({other, *graph[other]} != circle for other in circle):
+            return False
+        seen |= circle
+    return True
 
 
 @lru_cache(maxsize=64)
