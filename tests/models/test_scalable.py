@@ -169,6 +169,7 @@ def test_a_share_of_units_is_rounded_up_but_not_by_rounding_errors() -> None:
         (PreResNet18((1, 8, 8), 3, norm="group"), 0.01, "preresnet18: norm = 'group' has four"),
         (PreResNet18((1, 8, 8), 3, widths=(4, 4)), 1, r"widths = \[4, 4\]: must be four whole"),
         (PreResNet18((1, 8, 8), 3, norm="instance"), 1, "image of 8x8 leaves one pixel"),
+        (Conv4((1, 15, 15), 3, norm="instance"), 1, "15x15 leaves one pixel, constant under inst"),
         (Conv4((1, 7, 8), 3), 1, "conv4: an image of 7x8 cannot be pooled three times"),
         (Conv4((1, 8, 16), 3, last_pool=True), 1, "cannot be pooled four times; use at least 16"),
         (PreResNet18((1, 8, 8), 3, blocks=(2, 3, 2)), 1, "blocks = \\[2, 3, 2\\]: must be four"),

@@ -50,6 +50,12 @@ class Conv4(Scalable):
                 f"conv4: an image of {height}x{width} cannot be pooled {often}; "
                 f"use at least {least}x{least}"
             )
+        if self.norm == "instance" and max(height, width) < 16:
+            # Norm over a single pixel gives the bias, whatever the image was.
+            raise BadValue(
+                f"conv4: an image of {height}x{width} leaves one pixel, constant under instance "
+                "norm; use at least 16x16"
+            )
         for block, (inputs, outputs) in enumerate(pairwise([self.shape[0], *kept])):
             initial |= conv_initial(f"conv{block}", inputs, outputs, 3)
             initial |= norm_initial(f"norm{block}", outputs, self.norm, (outputs, height, width))
