@@ -69,6 +69,22 @@ class Restless(fedstill.FedAvg):
         return super().objective(model, weights, drawn, start=start)
 
 
+class Packed(nn.Module):
+    """A network of sequences, each as long as it is without its padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(9, 4, padding_idx=0)
+        self.reader = nn.GRU(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x != 0).sum(1).clamp(min=1).cpu()
+        read = self.tokens(x)
+        packed = nn.utils.rnn.pack_padded_sequence(read, lengths, True, enforce_sorted=False)
+        return self.head(self.reader(packed)[1][-1])
+
+
 def of_two_clients(method: fedstill.FedAvg, network: nn.Module) -> fedstill.Experiment:
     numbers = np.random.default_rng(0)
     images, labels = numbers.normal(size=(60, 1, 2, 2)).astype("float32"), np.arange(60) % 2
@@ -88,5 +104,18 @@ def test_a_loss_that_draws_is_told_where_to_draw() -> None:
 def test_a_network_that_asks_for_values_is_told_which_engine_trains_it() -> None:
     experiment = of_two_clients(fedstill.FedAvg(lr=0.1), Undecided())
     with pytest.raises(fedstill.FedstillError, match='choose engine = "in_process"'):
+        fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="batched"))
+    fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="in_process"))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_packed_sequences_in_a_stack_are_refused_with_the_engine_that_trains_them() -> None:
+    numbers = np.random.default_rng(0)
+    sets = {name: (numbers.integers(0, 9, (20, 6)), np.arange(20) % 2) for name in ("a", "b")}
+    data = fedstill.clients(sets, test_share=0.2, normalise=None)
+    population = fedstill.Population(data, Packed)
+    experiment = fedstill.Experiment(fedstill.FedAvg(lr=0.1), population, rounds=1)
+    words = 'failed on a, b .*packed sequences.*choose engine = "in_process"'
+    with pytest.raises(fedstill.FedstillError, match=words):
         fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="batched"))
     fedstill.run(experiment, execution=fedstill.Execution(device="cpu", engine="in_process"))

@@ -14,10 +14,10 @@ from fedstill.core import pulse, trees
 from fedstill.core.data import Batches
 from fedstill.core.errors import ProtocolError
 from fedstill.core.gpu import sent, wanted
-from fedstill.core.loop import Loop, overwriting
+from fedstill.core.loop import Descent, Loop, overwriting
 from fedstill.core.stacked_layers import as_one
 from fedstill.engines.allocator import room_made
-from fedstill.engines.engine import functional_gradient
+from fedstill.engines.engine import autograd_gradient, functional_gradient
 from fedstill.engines.loops.buffers import check_recordable, copy_all
 from fedstill.engines.loops.compiled import Compiler
 from fedstill.engines.loops.graphs import Capture, Replay
@@ -84,11 +84,12 @@ class Stack:
 
     def culprit(self) -> tuple[int, Exception] | None:
         """Which loop fails alone at the step where the stack failed, and how; None if none does."""
+        gradient = functional_gradient if _stacks(self.loops[0]) else autograd_gradient
         for place in range(len(self.carry[0])):
             loop = self.loops[place]
             carry = trees.with_tensors(loop.carry, [tensor[place] for tensor in self.carry])
             try:
-                loop.body(carry, loop.given, loop.batches[self.step], functional_gradient)
+                loop.body(carry, loop.given, loop.batches[self.step], gradient)
             except Exception as error:
                 return place, error
         return None
@@ -167,8 +168,11 @@ def stacked_step(
             moved, losses = torch.func.vmap(one, in_dims=(0, dims, 0))(
                 *trees.with_tensors(parts, leaves)
             )
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            raise (_unstackable(error) if str(error).startswith("vmap:") else error) from error
+            refused = str(error).startswith("vmap:") or not _stacks(first)
+            raise (_unstackable(error) if refused else error) from error
         return [*moved, losses]
 
     found = None
@@ -192,6 +196,11 @@ def few_convolutions(carry: Sequence[Tensor]) -> bool:
     return len({tensor.shape for tensor in carry if tensor.dim() == 5}) <= CONVOLUTIONS
 
 
+def _stacks(loop: Loop[Any]) -> bool:
+    """Whether torch has computed a stack of the network that a loop trains, where it was tried."""
+    return not isinstance(loop.body, Descent) or loop.body.model.stackable
+
+
 def _unstackable(error: RuntimeError) -> ProtocolError:
     if "random operation" in str(error):
         return ProtocolError(
@@ -200,7 +209,8 @@ def _unstackable(error: RuntimeError) -> ProtocolError:
         )
     return ProtocolError(
         "clients cannot be trained as one stack, since their network or loss asks for the value of "
-        "a tensor (an `if` or a loop that rests on it, `.item()`); write it with torch.where, or "
+        "a tensor (an `if` or a loop that rests on it, `.item()`, the lengths of packed "
+        "sequences); write it with torch.where, or "
         'choose engine = "in_process" (on a GPU with record = false)'
     )
 
