@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fedstill
 import worlds
@@ -27,10 +29,11 @@ from fedstill.federation.timeline import Parcel, Timeline
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS, FedAvg
 from fedstill.methods.local import Local
-from fedstill.models import MLP
+from fedstill.models import MLP, Module
 from fedstill.recipe.build import experiment_of
 from fedstill.recipe.check import checked
 from fedstill.runs.digest import decisive
+from fedstill.testing import small
 from fedstill.testing.walls import behind_walls
 from small_recipes import fedstill as command
 from small_recipes import tables, write_recipe
@@ -167,6 +170,21 @@ def test_every_kind_of_loop_is_counted_without_numbers(name: str) -> None:
     world = worlds.pictures()
     _, log = worlds.played(method, world, 1, clock=Clock(speed=1e6, server_speed=1e6))
     assert times(log)[1] > 0
+
+
+def test_what_is_found_out_of_a_module_while_operations_are_counted_is_not_counted() -> None:
+    def seconds(*, known: bool) -> dict[int, float]:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 3))
+        model = Module((1, 8, 8), worlds.CLASSES, net)  # another one each time
+        assert not known or model.stackable_at_rest
+        world = worlds.pictures()
+        world.server_model = model
+        world.parties = {n: replace(party, model=model) for n, party in world.parties.items()}
+        clock = Clock(speed=1e6, server_speed=1e6)
+        _, log = worlds.played(small(METHODS["dense"]), world, 1, clock=clock)
+        return times(log)
+
+    assert seconds(known=False) == seconds(known=True)
 
 
 def test_a_cached_warm_up_takes_its_time_all_the_same(tmp_path: Path) -> None:

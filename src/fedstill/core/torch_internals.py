@@ -25,6 +25,7 @@ NEEDED = (
     *("_C._functorch.is_functorch_wrapped_tensor", "_C._functorch.is_batchedtensor"),
     *("_C._functorch.get_unwrapped", "_C._functorch.peek_interpreter_stack"),
     *("_C._functorch.get_interpreter_stack", "_C._functorch.TransformType"),
+    "_C._DisableTorchDispatch",
     *("_foreach_mul", "_foreach_add", "_foreach_div", "_foreach_sqrt", "_foreach_norm"),
     *("_foreach_copy_", "_foreach_add_"),
     *("utils.checkpoint._checkpoint_without_reentrant_generator",),
@@ -291,6 +292,13 @@ def operations(function: Callable[[], object]) -> int:
     with counted:
         function()
     return counted.operations
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Within it, nothing above counts or looks, and tensors are made on the host, with numbers."""
+    with torch._C._DisableTorchDispatch(), torch.device("cpu"):  # type: ignore[attr-defined]
+        yield
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, wraps
 from threading import RLock
 from typing import Any
 
@@ -32,7 +32,12 @@ from fedstill.core.model import batch_norm
 from fedstill.core.pools import Quickly
 from fedstill.core.records import Weights, is_buffer
 from fedstill.core.texts import text_of
-from fedstill.core.torch_internals import in_transform, nothing_computed_again, writes_into
+from fedstill.core.torch_internals import (
+    in_transform,
+    nothing_computed_again,
+    unseen,
+    writes_into,
+)
 from fedstill.models.random_calls import Seeded
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -210,6 +215,17 @@ def _not_in_place(net: nn.Module) -> Iterator[None]:
 
 class _HeadReached(Exception):
     """A pass for features goes no further than the head."""
+
+
+def _tried(find: Callable[[Skeleton], bool]) -> cached_property[bool]:
+    """What a trial finds out of a module, once; also where it is asked while shapes are counted."""
+
+    @wraps(find)
+    def found(skeleton: Skeleton) -> bool:
+        with unseen():
+            return find(skeleton)
+
+    return cached_property(found)
 
 
 class Skeleton:
@@ -596,7 +612,7 @@ class Skeleton:
         with drawing, pooling, plain_attention(), nothing_computed_again():
             return torch.func.functional_call(net, given, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
-    @cached_property
+    @_tried
     def twice(self) -> bool:
         """Whether gradients of gradients can be taken, as methods that match gradients do."""
         weights = self.fresh(0, given=True)
@@ -616,7 +632,7 @@ class Skeleton:
                 return False
         return True
 
-    @cached_property
+    @_tried
     def smooth(self) -> bool:
         """Whether gradients by inputs can be taken."""
         x = self.probe.clone().requires_grad_()
@@ -630,7 +646,7 @@ class Skeleton:
                 return False
         return way is not None
 
-    @cached_property
+    @_tried
     def stackable(self) -> bool:
         """Whether several can be trained as one, and torch does not loop over them, with a warning.
 
@@ -654,7 +670,7 @@ class Skeleton:
         with self._on_trial():
             return _stacks(tried)
 
-    @cached_property
+    @_tried
     def stackable_at_rest(self) -> bool:
         """Whether several can also be asked as one without a gradient: not with a GRU on a CPU."""
         if not self.stackable:
