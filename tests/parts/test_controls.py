@@ -49,3 +49,8 @@ def test_an_empty_control_stays_empty() -> None:
 def test_the_common_control_counts_all_clients_and_not_only_those_awake() -> None:
     found = controls.renewed(w(1.0), [w(4.0), w(8.0)], clients=6)
     assert found["w"].tolist() == pytest.approx([1 + (4 + 8) / 6])
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-40])
+def test_a_rate_that_has_decayed_to_nothing_leaves_a_control_as_it_is(rate: float) -> None:
+    assert controls.change(w(1.0), w(2.0), w(2.0), steps=5, lr=rate)["w"].tolist() == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from fedstill.core import algebra
@@ -21,8 +22,8 @@ def correction(drift: Weights, weights: Weights) -> Tensor:
 
 
 def change(common: Weights, start: Weights, reached: Weights, steps: int, lr: float) -> Weights:
-    """(c_i - c + (start - reached) / (steps · lr)) - c_i; nothing where no step was taken."""
-    if not steps:
+    """(c_i - c + (start - reached) / (steps · lr)) - c_i; nothing where no step led anywhere."""
+    if steps * lr < torch.finfo(torch.float32).tiny:  # also of a rate that has decayed to nothing
         return algebra.zeros(common)
     way = {name: start[name] - reached[name] for name in common}
     return algebra.sub(algebra.scale(way, 1 / (steps * lr)), common)
