@@ -409,6 +409,32 @@ def test_models_scored_at_home_only_have_no_other_column_and_the_note_says_so(
     assert "each is scored on its own test set alone" in said
 
 
+LEAST_CONTRAST = """Math.min(...
+  [...document.querySelectorAll('.heat td:not(.none)')].map((cell) => {
+  const pen = document.createElement('canvas').getContext('2d');
+  const light = (colour) => {
+    pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((each) => each / 255)
+      .map((each) => each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const { color, backgroundColor } = getComputedStyle(cell);
+  const [low, high] = [light(color), light(backgroundColor)].sort((a, b) => a - b);
+  return high / low; }))"""
+
+
+@needs_browser
+@pytest.mark.parametrize(("scheme", "media"), [("light", ""), ("dark", ""), ("dark", "print")])
+def test_numbers_in_coloured_cells_can_be_read(
+    page: chromium.Page, folder: Path, scheme: str, media: str
+) -> None:
+    page.scheme(scheme, media)
+    page.open((folder / "report.html").as_uri())
+    assert page.js(LEAST_CONTRAST) >= 4.5  # what WCAG 2 asks for
+    page.scheme("light")
+    page.open((folder / "report.html").as_uri())
+
+
 @needs_browser
 def test_labels_of_the_axis_of_accuracies_are_where_they_say(
     page: chromium.Page, tmp_path: Path

@@ -175,8 +175,8 @@
   }
   function heatCell(value, share, text, attributes) {
     if (value === null || value === undefined) return h("td", { class: "none", title: "not measured" });
-    const strength = Math.round(6 + 84 * Math.max(0, Math.min(1, share)));
-    return h("td", { ...attributes, style: { background: `color-mix(in srgb, var(--heat) ${strength}%, var(--surface))`, color: strength > 52 ? "#fff" : "var(--ink)" } }, text);
+    const strength = Math.round(6 + 78 * Math.max(0, Math.min(1, share)));  // up to what --heat-ink can be read on
+    return h("td", { ...attributes, style: { background: `color-mix(in srgb, var(--heat) ${strength}%, var(--surface))`, color: "var(--heat-ink)" } }, text);
   }
   function card(id, title, controls, ...children) {
     return h("section", { class: "card", id }, h("div", { class: "head" }, h("h2", {}, title), controls ? h("div", { class: "controls" }, controls) : null), children);
