@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def run_folder(
     )
     (folder / "environment.json").write_text(json.dumps({"fedstill": "0.1.0", "torch": "2.9"}))
     if done == rounds:
-        networks = dict(zip(CLIENTS, ("convnet", "alexnet", "mlp"), strict=True))
+        networks = dict(zip(CLIENTS, cycle(("convnet", "alexnet", "mlp")), strict=False))
         facts = {"data_digest": "d1", "method": method, "networks": networks, "seed": seed}
         write_summary(folder, summarise(read_rows(folder), rounds=rounds, **facts))
     return folder

@@ -436,6 +436,26 @@ def test_numbers_in_coloured_cells_can_be_read(
 
 
 @needs_browser
+def test_many_clients_stand_below_each_other_and_fit_a_printed_page(
+    page: chromium.Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handmade, "CLIENTS", tuple(f"client-{number:02}" for number in range(40)))
+    monkeypatch.setattr(handmade, "accuracy", lambda method, seed, round, client: client / 100)
+    handmade.run_folder(tmp_path / "runs" / "0", rounds=1)
+    handmade.run_folder(tmp_path / "runs" / "1", rounds=1, method="local", home=True)
+    path = tmp_path / "report.html"
+    path.write_text(document(content(found_in([tmp_path / "runs"]))), encoding="utf-8")
+    page.size(700, 1000)  # as wide as A4 without its margins
+    page.scheme("light", "print")
+    page.open(path.as_uri())
+    assert page.js("document.querySelectorAll('#clients tbody tr').length") == 40
+    right = "document.querySelector('#clients table').getBoundingClientRect().right"
+    assert page.js(right) <= 700
+    page.size(1280, 900)
+    page.scheme("light")
+
+
+@needs_browser
 def test_labels_of_the_axis_of_accuracies_are_where_they_say(
     page: chromium.Page, tmp_path: Path
 ) -> None:

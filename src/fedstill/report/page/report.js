@@ -340,9 +340,17 @@
     const values = shown.flatMap(({ own }) => targets.map((name) => own[name] && own[name][0])).filter((value) => value !== undefined && value !== null);
     if (!values.length || new Set(shown.flatMap(({ own }) => targets.map((name) => (own[name] || [])[0]))).size <= shown.length) return null;
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    return card("clients", "Client by client", null, h("p", { class: "soft" }, "What each client has in the end on its own test set: the common model, or its own."),
-      h("div", { class: "scroll" }, h("table", { class: "heat" }, h("thead", {}, h("tr", {}, h("th", {}), targets.map((name) => h("th", { scope: "col", class: name === state.client ? "chosen" : null }, name)))),
-        h("tbody", {}, shown.map(({ method, own }) => h("tr", {}, h("th", { scope: "row", class: "side" }, method.name), targets.map((name) => { const value = own[name] && own[name][0]; return heatCell(value, (value - low) / (high - low || 1), percent(value, 1), { title: `${method.name} at ${name}: ${percent(value)} %` }); })))))));
+    const chosen = (name) => (name === state.client ? "chosen" : null);
+    const cellOf = ({ method, own }, name) => { const value = own[name] && own[name][0]; return heatCell(value, (value - low) / (high - low || 1), percent(value, 1), { title: `${method.name} at ${name}: ${percent(value)} %` }); };
+    // Many clients stand below each other: beside each other they would be cut off in print.
+    const many = targets.length > 12;
+    const head = many ? shown.map(({ method }) => h("th", { scope: "col" }, method.name)) : targets.map((name) => h("th", { scope: "col", class: chosen(name) }, name));
+    const body = many ? targets.map((name) => h("tr", {}, h("th", { scope: "row", class: `side ${chosen(name) || ""}` }, name), shown.map((each) => cellOf(each, name))))
+      : shown.map((each) => h("tr", {}, h("th", { scope: "row", class: "side" }, each.method.name), targets.map((name) => cellOf(each, name))));
+    const made = card("clients", "Client by client", null, h("p", { class: "soft" }, "What each client has in the end on its own test set: the common model, or its own."),
+      h("div", { class: "scroll" }, h("table", { class: "heat" }, h("thead", {}, h("tr", {}, h("th", {}), head)), h("tbody", {}, body))));
+    if (many) made.classList.add("long");
+    return made;
   }
 
   function matrices() {
