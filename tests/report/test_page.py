@@ -251,6 +251,10 @@ def test_the_page_asks_nobody_and_complains_of_nothing(page: chromium.Page, fold
          "document.querySelector('.pill').textContent", "5 of 6 runs finished"),
         ("its progress", "document.querySelector('#progress').textContent.includes('2 / 4')",
          True),
+        ("each heading of a table says of what",
+         "[...document.querySelectorAll('thead th')]"
+         ".filter(h => !h.textContent || !h.scope).length",
+         0),
         ("an entry for each section shown",
          "document.querySelectorAll('nav.toc a').length", 15),
     ],
@@ -410,7 +414,7 @@ def test_models_scored_at_home_only_have_no_other_column_and_the_note_says_so(
 
 
 LEAST_CONTRAST = """Math.min(...
-  [...document.querySelectorAll('.heat td:not(.none)')].map((cell) => {
+  [...document.querySelectorAll('.heat tbody td:not(.none)')].map((cell) => {
   const pen = document.createElement('canvas').getContext('2d');
   const light = (colour) => {
     pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
@@ -453,6 +457,22 @@ def test_many_clients_stand_below_each_other_and_fit_a_printed_page(
     assert page.js(right) <= 700
     page.size(1280, 900)
     page.scheme("light")
+
+
+@needs_browser
+def test_tables_of_two_kinds_of_data_have_no_name_in_common(
+    page: chromium.Page, tmp_path: Path
+) -> None:
+    handmade.run_folder(tmp_path / "runs" / "0")
+    other = handmade.run_folder(tmp_path / "runs" / "1", method="local")
+    recipe = (other / "recipe.toml").read_text().replace('"digits"', '"letters"')
+    (other / "recipe.toml").write_text(recipe)
+    path = tmp_path / "report.html"
+    path.write_text(document(content(found_in([tmp_path / "runs"]))), encoding="utf-8")
+    page.open(path.as_uri())
+    assert page.js("document.querySelectorAll('#results table').length") == 2
+    names = page.js("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(names) == len(set(names))
 
 
 @needs_browser

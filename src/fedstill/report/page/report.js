@@ -239,7 +239,7 @@
     const crossed = page.methods.some((method) => method.scores.averaged_global_accuracy);
     const sources = [...new Set(page.methods.filter((method) => method.reported).map((method) => method.reported.source).filter(Boolean))];
     return card("results", "Results", null,
-      parts.map(([part, table]) => [parts.length > 1 ? h("h3", {}, part) : null, table]),
+      h("div", { id: "results-table" }, parts.map(([part, table]) => [parts.length > 1 ? h("h3", {}, part) : null, table])),
       h("p", { class: "soft" }, "Accuracies in percent", several ? ", means over seeds ± sample standard deviation" : ", one seed", ". Bytes of all rounds, each message counted once. Click a heading to sort.",
         crossed ? " Where clients keep their own models, a column is the mean of all models on that test set; global: every model on every test set; inter: on the others’; local: on its own."
           : own ? " Where clients keep their own models, each is scored on its own test set alone; one common model is scored on all of them." : "",
@@ -285,7 +285,7 @@
         const classes = [value && best[place] === value[0] ? "best" : "", column.target && column.target === state.client ? "chosen" : ""].filter(Boolean).join(" ");
         return h("td", { class: classes || null, title: printed ? `reported: ${percent(printed)}` : null }, content, printed && column.target ? h("small", {}, ` (${percent(printed)})`) : null);
       })));
-    return h("div", { class: "scroll" }, h("table", { class: "full", id: "results-table" }, h("thead", {}, head), h("tbody", {}, body)));
+    return h("div", { class: "scroll" }, h("table", { class: "full" }, h("thead", {}, head), h("tbody", {}, body)));
   }
 
   function curves() {
@@ -319,7 +319,7 @@
       output.textContent = `${Math.round(100 * state.reach)} %`;
       const rows = each.map((found) => ({ ...found, at: found.by.round.findIndex((point) => point.y >= state.reach) }));
       const top = Math.max(1, ...rows.filter((row) => row.at >= 0).map((row) => row.by.bytes[row.at] ? row.by.bytes[row.at].x : 0));
-      body.replaceChildren(h("table", { class: "full" }, h("thead", {}, h("tr", {}, ["method", "first round", "time", "bytes sent", ""].map((name) => h("th", { scope: "col" }, name)))),
+      body.replaceChildren(h("table", { class: "full" }, h("thead", {}, h("tr", {}, ["method", "first round", "time", "bytes sent"].map((name) => h("th", { scope: "col" }, name)), h("td", {}))),
         h("tbody", {}, rows.map((row) => {
           const name = h("th", { scope: "row" }, h("span", { class: "swatch", style: { background: colour(row.number) } }), row.method.name);
           if (row.at < 0) return h("tr", {}, name, h("td", { colspan: 4, class: "text soft" }, `not reached; best ${percent(Math.max(...row.by.round.map((point) => point.y)))} %`));
@@ -348,7 +348,7 @@
     const body = many ? targets.map((name) => h("tr", {}, h("th", { scope: "row", class: `side ${chosen(name) || ""}` }, name), shown.map((each) => cellOf(each, name))))
       : shown.map((each) => h("tr", {}, h("th", { scope: "row", class: "side" }, each.method.name), targets.map((name) => cellOf(each, name))));
     const made = card("clients", "Client by client", null, h("p", { class: "soft" }, "What each client has in the end on its own test set: the common model, or its own."),
-      h("div", { class: "scroll" }, h("table", { class: "heat" }, h("thead", {}, h("tr", {}, h("th", {}), head)), h("tbody", {}, body))));
+      h("div", { class: "scroll" }, h("table", { class: "heat" }, h("thead", {}, h("tr", {}, h("td", {}), head)), h("tbody", {}, body))));
     if (many) made.classList.add("long");
     return made;
   }
@@ -361,7 +361,7 @@
     const small = matrix.targets.length > 20;
     return card("matrix", "Every model on every test set", choice("method", able.map(({ method, number }) => [number, method.name]), chosen.number, (value) => { state.matrix = value; render("matrix"); }),
       h("p", { class: "soft" }, `${name}: accuracy in percent; a row is a client’s model, a column a client’s test set, its own is framed.`),
-      h("div", { class: "scroll" }, h("table", { class: small ? "heat small" : "heat", id: "matrix-table" }, h("thead", {}, h("tr", {}, h("th", {}), matrix.targets.map((target) => h("th", { scope: "col" }, small ? "" : target)))),
+      h("div", { class: "scroll" }, h("table", { class: small ? "heat small" : "heat", id: "matrix-table" }, h("thead", {}, h("tr", {}, h("td", {}), matrix.targets.map((target) => h("th", { scope: "col" }, small ? "" : target)))),
         h("tbody", {}, matrix.models.map((model, row) => h("tr", {}, h("th", { scope: "row", class: "side" }, model, networks[model] ? h("small", {}, ` ${networks[model]}`) : null),
           matrix.targets.map((target, column) => { const value = matrix.values[row][column]; return heatCell(value, (value - low) / (high - low || 1), percent(value, 1), { class: model === target ? "own" : null, title: `model of ${model} on ${target}: ${percent(value)} %` }); })))))));
   }
@@ -381,7 +381,7 @@
     for (const [t, a, count] of triples || []) { table[t][a] += count; sums[t] += count; if (t === a) right[t] += count; }
     const recall = names.map((_, number) => (triples ? (sums[number] ? right[number] / sums[number] : null) : ((found.recall || {})[state.model] || {})[number] ?? null));
     const small = size > 20;
-    const grid = triples ? h("div", { class: "scroll" }, h("table", { class: small ? "heat small" : "heat", id: "confusion-table" }, h("thead", {}, h("tr", {}, h("th", { class: "side" }, "class ↓ answer →"), names.map((name) => h("th", { scope: "col" }, small ? "" : name)))),
+    const grid = triples ? h("div", { class: "scroll" }, h("table", { class: small ? "heat small" : "heat", id: "confusion-table" }, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "side" }, "class ↓ answer →"), names.map((name) => h("th", { scope: "col" }, small ? "" : name)))),
       h("tbody", {}, names.map((name, row) => h("tr", {}, h("th", { scope: "row", class: "side" }, name), table[row].map((count, column) => heatCell(sums[row] ? count : null, count / (sums[row] || 1), count || "", { class: row === column ? "own" : null, title: `${count} of ${sums[row]} examples of ${name} taken for ${names[column]}` }))))))) : null;
     const bars = h("div", { class: "bars", id: "recall-bars" }, names.map((name, number) => [h("span", { class: "name" }, name), h("span", { class: "track" }, h("i", { style: { width: `${100 * (recall[number] || 0)}%`, background: colour(chosen.number) } })), h("span", { class: "amount" }, recall[number] === null ? NONE : `${percent(recall[number], 1)} %`)]));
     return card("confusion", "Class by class", controls, h("p", { class: "soft" }, `Round ${found.round}, the last seed, all test sets together${triples ? "; a row is the truth, a column the answer" : ""}.`),
@@ -444,7 +444,7 @@
     const first = page.runs.find((run) => run.partition !== null && !state.hidden.has(page.methods[run.method].name)) || page.runs.find((run) => run.partition !== null);
     const { clients, classes, counts, more } = page.partitions[first.partition], most = Math.max(1, ...counts.flat()), small = classes.length > 24 || clients.length > 40;
     return card("partition", "Who holds what", null, h("p", { class: "soft" }, "Training examples by client and class", more ? `; the first ${clients.length} of ${clients.length + more} clients` : "", page.partitions.length > 1 ? `; that of ${page.methods[first.method].name}, seed ${first.seed}` : "", "."),
-      h("div", { class: "scroll" }, h("table", { class: small ? "heat small" : "heat", id: "partition-table" }, h("thead", {}, h("tr", {}, h("th", {}), classes.map((name) => h("th", { scope: "col" }, small ? "" : name)), h("th", {}, "total"))),
+      h("div", { class: "scroll" }, h("table", { class: small ? "heat small" : "heat", id: "partition-table" }, h("thead", {}, h("tr", {}, h("td", {}), classes.map((name) => h("th", { scope: "col" }, small ? "" : name)), h("th", { scope: "col" }, "total"))),
         h("tbody", {}, clients.map((client, row) => (state.client && clients.includes(state.client) && client !== state.client ? null : h("tr", {}, h("th", { scope: "row", class: "side" }, client), counts[row].map((count, column) => heatCell(count || null, Math.sqrt(count / most), count.toLocaleString("en"), { title: `${client}, class ${classes[column]}: ${count}` })), h("th", { class: "side" }, counts[row].reduce((sum, each) => sum + each, 0).toLocaleString("en")))))))));
   }
 
@@ -534,7 +534,7 @@
       return h("tr", { class: state.hidden.has(page.methods[run.method].name) ? "off" : null }, h("th", { scope: "row" }, h("span", { class: "swatch", style: { background: colour(run.method) } }), page.methods[run.method].name, h("small", {}, ` seed ${run.seed}`)),
         h("td", {}, h("div", { class: "progress" }, h("i", { style: { width: `${run.rounds ? (100 * run.done) / run.rounds : 0}%`, background: colour(run.method) } }))), h("td", {}, `${run.done} / ${run.rounds}`), h("td", {}, accuracy === undefined ? NONE : `${percent(accuracy)} %`), h("td", {}, bytes(run.bytes[1].at(-1) || 0)), h("td", { class: "text soft" }, losses || NONE), h("td", {}, left));
     });
-    return card("progress", page.live ? "Runs, as they go" : "Progress", null, h("div", { class: "scroll" }, h("table", { class: "full" }, h("thead", {}, h("tr", {}, ["run", "", "rounds", "accuracy", "sent", "latest losses", "state"].map((name, place) => h("th", { scope: "col", class: place === 5 ? "text" : null }, name)))), h("tbody", {}, rows))));
+    return card("progress", page.live ? "Runs, as they go" : "Progress", null, h("div", { class: "scroll" }, h("table", { class: "full" }, h("thead", {}, h("tr", {}, ["run", "", "rounds", "accuracy", "sent", "latest losses", "state"].map((name, place) => h(name ? "th" : "td", { scope: name ? "col" : null, class: place === 5 ? "text" : null }, name)))), h("tbody", {}, rows))));
   }
 
   // The page as a whole.
