@@ -258,8 +258,10 @@
       const ends = (choose) => (method) => { const all = Object.values(method.targets).map((each) => each[0]); return all.length ? [choose(...all), null, 1] : null; };
       add("lowest", ends(Math.min), null, { best: true }); add("highest", ends(Math.max), null, { best: true });
     }
-    if (own) for (const [title, name] of [["global", "averaged_global_accuracy"], ["inter", "inter_accuracy"], ["local", "averaged_local_accuracy"]]) if (members.some(({ method }) => method.scores[name])) add(title, average(name), null, { best: true, strong: true, printed: (method) => method.reported && method.reported.scores[name] });
-    else add("average", average("average_accuracy"), null, { best: true, strong: true });
+    if (own) {
+      for (const [title, name] of [["global", "averaged_global_accuracy"], ["inter", "inter_accuracy"], ["local", "averaged_local_accuracy"]])
+        if (members.some(({ method }) => method.scores[name])) add(title, average(name), null, { best: true, strong: true, printed: (method) => method.reported && method.reported.scores[name] });
+    } else add("average", average("average_accuracy"), null, { best: true, strong: true });
     if (members.some(({ method }) => method.reported && method.reported.average !== null)) {
       add("reported", (method) => (method.reported && method.reported.average !== null ? [method.reported.average, null, 1] : null), null, {});
       add("ours − reported", (method) => { const ours = score(method); return ours && method.reported && method.reported.average !== null ? [ours[0] - method.reported.average, null, 1] : null; }, (value) => (value[0] > 0 ? "+" : value[0] < 0 ? "−" : "") + percent(Math.abs(value[0])), {});
