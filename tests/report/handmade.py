@@ -108,7 +108,8 @@ def everything(place: Path) -> Path:
     (private / "summary.json").write_text(json.dumps({**summary, "privacy": {"limits": limits}}))
     (place / "audit.json").write_text(json.dumps({"canaries": {"found": 3, "of": 10}}))
     points = [[0.0, 0.0, "north", 0], [1.0, 2.0, "south", 1], [2.0, 1.0, CLIENTS[2], 1]]
-    shift = {"pairs": [{"clients": "north - south", "mmd real": 0.25}],
+    pairs = {"north - south": 0.25, "north - east": 0.2}
+    shift = {"pairs": [{"clients": who, "mmd real": value} for who, value in pairs.items()],
              "maps": [{"title": "Clients' examples", "points": points}]}  # fmt: skip
     (place / "shift.json").write_text(json.dumps(shift))
     return place

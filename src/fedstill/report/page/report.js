@@ -196,10 +196,18 @@
     if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString("en") : short(value);
     return typeof value === "boolean" ? (value ? "yes" : "no") : value === null || value === undefined ? NONE : String(value);
   }
+  // How the values of a column are written: short numbers all with as many digits behind the point.
+  function alike(values) {
+    const numbers = values.filter((value) => typeof value === "number");
+    const digits = Math.max(0, ...numbers.map((value) => (String(value).split(".")[1] || "").length));
+    const even = digits > 0 && digits <= 4 && numbers.every((value) => Math.abs(value) < 1000 && !String(value).includes("e"));
+    return (value) => (even && typeof value === "number" ? value.toFixed(digits) : cell(value));
+  }
   function rowsTable(rows) {
     const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
     const text = columns.map((name) => rows.some((row) => typeof row[name] !== "number" && row[name] !== null));
-    return plainTable(columns.map((name) => name.replaceAll("_", " ")), rows.map((row) => columns.map((name) => (row[name] !== null && typeof row[name] === "object" ? JSON.stringify(row[name]) : cell(row[name])))), text);
+    const written = columns.map((name) => alike(rows.map((row) => row[name])));
+    return plainTable(columns.map((name) => name.replaceAll("_", " ")), rows.map((row) => columns.map((name, place) => (row[name] !== null && typeof row[name] === "object" ? JSON.stringify(row[name]) : written[place](row[name])))), text);
   }
   function plainTable(columns, rows, text) {
     return h("div", { class: "scroll" }, h("table", { class: "full" },
