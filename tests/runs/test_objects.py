@@ -338,6 +338,16 @@ def test_a_number_that_a_run_has_not_is_refused_with_the_nearest_that_it_has() -
     assert never.accuracy_by_round() == never.series("accuracy") == {}
 
 
+def test_traffic_is_counted_by_known_words_alone() -> None:
+    run = fedstill.run(experiment(rounds=1), execution=HERE)
+    up = run.traffic_by_round("bytes", direction="up")
+    assert sum(run.traffic_by_round("bytes", "said", cumulative=True).values()) > sum(up.values())
+    words: list[Any] = ["bites", "herd", "upp"]
+    with pytest.raises(BadValue, match=r"kind 'bites'; did you mean 'bytes'\?") as fault:
+        run.traffic_by_round(*words)
+    assert len(fault.value.faults) == 3
+
+
 def test_a_clients_own_model_is_had_by_its_name() -> None:
     planned = experiment(Local(lr=0.1))
     run = fedstill.run(planned, execution=HERE)
