@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstill import FedAvg
-from fedstill.core.errors import BadValue, RecipeError, RunFolderError
+from fedstill.core.errors import BadValue, FedstillError, RecipeError, RunFolderError
 from fedstill.data import Iid, split
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
@@ -14,6 +14,7 @@ from fedstill.logbook import MemoryLog, Note, Number, Traffic
 from fedstill.models import MLP
 from fedstill.recipe.check import checked
 from fedstill.runs import recipes as runs
+from fedstill.runs import track
 from fedstill.runs.run import run
 from fedstill.runs.track import Round, TrackedLog
 from small_recipes import fedstill, metrics, tables, write_recipe
@@ -35,7 +36,7 @@ class Kept:
 
 def test_a_round_is_handed_over_when_it_is_complete_as_means_and_sums():
     kept, log = Kept(), MemoryLog()
-    tracked = TrackedLog(log, [kept])
+    tracked = TrackedLog(log, {"kept": kept})
     tracked.write(Note(0, "engine", "", "in_process"))
     tracked.write(Traffic(0, "share", "a", "peer", "anchors", 2, 8, 1))
     for node, loss in (("a", 1.0), ("b", 3.0)):
@@ -52,6 +53,45 @@ def test_a_round_is_handed_over_when_it_is_complete_as_means_and_sums():
         "accuracy by test set/b": 0.75, "bytes/up": 80, "round/seconds": 2.0,
     }  # fmt: skip
     assert len(log.metrics) == 6 and Round().values() == {}
+
+
+class Failing(Kept):
+    """Takes one round and fails from then on."""
+
+    def __init__(self, *about):
+        super().__init__()
+
+    def numbers(self, round, values):
+        if round > 1:
+            raise ConnectionError("the server hung up")
+        super().numbers(round, values)
+
+    def note(self, round, kind, text):
+        assert round <= 1, "it is told no more"
+
+
+def test_a_tracker_that_fails_is_told_no_more_and_the_run_and_the_others_go_on(
+    tmp_path, monkeypatch
+):
+    kept = Kept()
+    monkeypatch.setitem(track.TRACKERS, "mlflow", Failing)
+    monkeypatch.setitem(track.TRACKERS, "tensorboard", lambda *about: kept)
+    monkeypatch.setattr(track, "import_module", lambda name: None)
+    made = of_objects(tmp_path, rounds=3, track=["mlflow", "tensorboard"])
+    text = "the tracker mlflow failed and is told no more: ConnectionError: the server hung up"
+    assert [(note.round, note.text) for note in made.notes if note.kind == "warning"] == [(2, text)]
+    assert (2, "warning", text) in kept.notes
+    assert list(kept.rounds) == [1, 2, 3] == list(made.accuracy_by_round())
+
+
+def test_a_tracker_that_cannot_begin_is_refused_in_words(tmp_path, monkeypatch):
+    def unreachable(*about):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(track.TRACKERS, "tensorboard", unreachable)
+    monkeypatch.setattr(track, "import_module", lambda name: None)
+    with pytest.raises(FedstillError, match=r"tensorboard that .* ConnectionError: no route to"):
+        of_objects(tmp_path, track=["tensorboard"])
 
 
 def scalars(folder):
@@ -132,8 +172,6 @@ def test_an_unknown_tracker_is_refused_with_the_nearest(tmp_path):
 
 
 def test_a_tracker_that_is_not_installed_is_said_before_the_run(tmp_path, monkeypatch):
-    from fedstill.runs import track
-
     def missing(name):
         raise ImportError(name)
 

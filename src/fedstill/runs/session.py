@@ -219,14 +219,12 @@ class Session:
             return
         made_of_objects = self.about.file.endswith(".json")
         about = (json if made_of_objects else tomllib).loads(self.about.text)
-        trackers = trackers_of(self.track, self.folder, about, done)
-        tracked = TrackedLog(log, trackers)
+        tracked = TrackedLog(log, trackers_of(self.track, self.folder, about, done))
         try:
             yield tracked
             tracked.pass_on()
         finally:
-            for tracker in trackers:
-                tracker.end()
+            tracked.end()
 
     def _watched(self, progress: Progress) -> None:
         self._said, self._clock = progress.bytes, progress.clock

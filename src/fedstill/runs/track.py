@@ -10,12 +10,12 @@ the logbook's events alone; methods know nothing of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, told
 from fedstill.logbook.events import Event, Note, Number, Traffic
 from fedstill.logbook.rows import EVALUATION, known, mean
 from fedstill.logbook.writer import Logbook
@@ -63,18 +63,22 @@ class Round:
 
 
 class TrackedLog:
-    """A logbook that tells trackers what it is told, a round at a time."""
+    """A logbook that tells trackers what it is told, a round at a time.
 
-    def __init__(self, log: Logbook, trackers: Sequence[Tracker]):
-        self.log, self.trackers = log, trackers
+    A tracker that fails is told no more, which a note says; the run goes on.
+    """
+
+    def __init__(self, log: Logbook, trackers: Mapping[str, Tracker]):
+        self.log, self.trackers = log, dict(trackers)
         self.rounds: dict[int, Round] = {}
+        self.latest = 0
 
     def write(self, event: Event) -> None:
         """Keep one event, and pass the round on when it is complete."""
         self.log.write(event)
+        self.latest = event.round
         if isinstance(event, Note):
-            for tracker in self.trackers:
-                tracker.note(event.round, event.kind, event.text)
+            self._tell(lambda tracker: tracker.note(event.round, event.kind, event.text))
         if not isinstance(event, (Number, Traffic)):
             return
         self.rounds.setdefault(event.round, Round()).add(event)
@@ -84,9 +88,27 @@ class TrackedLog:
     def pass_on(self) -> None:
         """Hand over all that has gathered."""
         for round, gathered in sorted(self.rounds.items()):
-            for tracker in self.trackers:
-                tracker.numbers(round, gathered.values())
+            self._tell_numbers(round, gathered.values())
         self.rounds = {}
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._tell(lambda tracker: tracker.end())
+
+    def _tell_numbers(self, round: int, values: Mapping[str, float]) -> None:
+        self._tell(lambda tracker: tracker.numbers(round, values))
+
+    def _tell(self, say: Callable[[Tracker], None]) -> None:
+        failed: dict[str, Exception] = {}
+        for name, tracker in self.trackers.items():
+            try:
+                say(tracker)
+            except Exception as error:
+                failed[name] = error
+        self.trackers = {n: tracker for n, tracker in self.trackers.items() if n not in failed}
+        for name, error in failed.items():
+            text = f"the tracker {name} failed and is told no more: {_cause(error)}"
+            self.write(Note(self.latest, "warning", "", text))
 
 
 class TensorBoard:
@@ -174,12 +196,19 @@ TRACKERS: dict[str, Any] = {
 
 
 def trackers_of(
-    table: TrackTable | None, folder: Path | None, about: Mapping[str, Any], after: int | None
-) -> list[Tracker]:
+    table: TrackTable, folder: Path, about: Mapping[str, Any], after: int | None
+) -> dict[str, Tracker]:
     """The trackers that a recipe names, for a run that goes on after a round or begins."""
-    if table is None or folder is None:
-        return []
-    return [TRACKERS[name](folder / FOLDER, about, table, after) for name in table.to]
+    trackers: dict[str, Tracker] = {}
+    for name in table.to:
+        try:
+            trackers[name] = TRACKERS[name](folder / FOLDER, about, table, after)
+        except Exception as error:
+            raise FedstillError(
+                f"the tracker {name} that [track] names could not begin: {_cause(error)}; mend "
+                f"that, or leave {name} out of track.to"
+            ) from error
+    return trackers
 
 
 def check_libraries(table: TrackTable | None) -> None:
@@ -196,6 +225,10 @@ def _library(module: str, extra: str) -> Any:
         raise FedstillError(
             f"[track] names {extra}, which is not installed: pip install 'fedstill[{extra}]'"
         ) from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {told(str(error))}"
 
 
 def _name(about: Mapping[str, Any]) -> str:
