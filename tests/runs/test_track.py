@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import sleep
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ from small_recipes import fedstill, metrics, tables, write_recipe
 
 class Kept:
     def __init__(self):
-        self.rounds, self.notes = {}, []
+        self.rounds, self.notes, self.ends = {}, [], []
 
     def numbers(self, round, values):
         self.rounds[round] = dict(values)
@@ -30,8 +32,8 @@ class Kept:
     def note(self, round, kind, text):
         self.notes.append((round, kind, text))
 
-    def end(self):
-        pass
+    def end(self, finished):
+        self.ends.append(finished)
 
 
 def test_a_round_is_handed_over_when_it_is_complete_as_means_and_sums():
@@ -82,6 +84,22 @@ def test_a_tracker_that_fails_is_told_no_more_and_the_run_and_the_others_go_on(
     assert [(note.round, note.text) for note in made.notes if note.kind == "warning"] == [(2, text)]
     assert (2, "warning", text) in kept.notes
     assert list(kept.rounds) == [1, 2, 3] == list(made.accuracy_by_round())
+
+
+def test_a_tracker_hears_whether_the_run_has_finished_or_was_stopped(tmp_path, monkeypatch):
+    kept = Kept()
+    monkeypatch.setitem(track.TRACKERS, "tensorboard", lambda *about: kept)
+    monkeypatch.setattr(track, "import_module", lambda name: None)
+
+    def stop(progress):
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        of_objects(tmp_path, rounds=3, track=["tensorboard"], watch=stop)
+    assert kept.ends == [False]
+    of_objects(tmp_path, rounds=3, track=["tensorboard"], resume=True)
+    assert kept.ends == [False, True]
 
 
 def test_a_tracker_that_cannot_begin_is_refused_in_words(tmp_path, monkeypatch):
@@ -161,7 +179,11 @@ def test_wandb_leaves_an_offline_run_in_the_folder(tmp_path):
     said = fedstill("run", recipe, "run.rounds=2", "--out", tmp_path / "run")
     assert said.code == 0, said.err
     (written,) = (tmp_path / "run" / "track").rglob("*.wandb")
-    content = written.read_bytes()
+    for _ in range(100):  # its process may still write when `finish` has returned
+        content = written.read_bytes()
+        if b"evaluate/accuracy" in content:
+            break
+        sleep(0.1)
     assert b"evaluate/accuracy" in content and b"fedavg seed 0" in content
 
 

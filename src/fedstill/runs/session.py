@@ -223,8 +223,10 @@ class Session:
         try:
             yield tracked
             tracked.pass_on()
-        finally:
-            tracked.end()
+        except BaseException:
+            tracked.end(finished=False)
+            raise
+        tracked.end(finished=True)
 
     def _watched(self, progress: Progress) -> None:
         self._said, self._clock = progress.bytes, progress.clock

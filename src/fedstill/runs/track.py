@@ -34,8 +34,8 @@ class Tracker(Protocol):
     def note(self, round: int, kind: str, text: str) -> None:
         """A sentence about the run."""
 
-    def end(self) -> None:
-        """Nothing more comes."""
+    def end(self, finished: bool) -> None:
+        """Nothing more comes, because the run has finished or because it was stopped."""
 
 
 class Round:
@@ -91,9 +91,9 @@ class TrackedLog:
             self._tell_numbers(round, gathered.values())
         self.rounds = {}
 
-    def end(self) -> None:
+    def end(self, finished: bool) -> None:
         """Say that nothing more comes."""
-        self._tell(lambda tracker: tracker.end())
+        self._tell(lambda tracker: tracker.end(finished))
 
     def _tell_numbers(self, round: int, values: Mapping[str, float]) -> None:
         self._tell(lambda tracker: tracker.numbers(round, values))
@@ -128,7 +128,7 @@ class TensorBoard:
     def note(self, round: int, kind: str, text: str) -> None:
         self.writer.add_text(f"notes/{kind}", text, round)
 
-    def end(self) -> None:
+    def end(self, finished: bool) -> None:
         self.writer.close()
 
 
@@ -154,8 +154,8 @@ class WeightsAndBiases:
     def note(self, round: int, kind: str, text: str) -> None:
         self.run.summary[f"note of round {round}: {kind}"] = text
 
-    def end(self) -> None:
-        self.run.finish()
+    def end(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
 
 
 class MLflow:
@@ -171,6 +171,7 @@ class MLflow:
         earlier = self.client.search_runs([made], f"tags.folder = '{_identity(place)}'")
         if earlier:
             self.run = earlier[0].info.run_id
+            self.client.update_run(self.run, "RUNNING")
         else:
             tags = {"folder": _identity(place), "mlflow.runName": _name(about)}
             self.run = self.client.create_run(made, tags=tags).info.run_id
@@ -184,8 +185,8 @@ class MLflow:
     def note(self, round: int, kind: str, text: str) -> None:
         self.client.set_tag(self.run, _plain(f"note/{round}/{kind}"), text[:5000])
 
-    def end(self) -> None:
-        self.client.set_terminated(self.run)
+    def end(self, finished: bool) -> None:
+        self.client.set_terminated(self.run, "FINISHED" if finished else "FAILED")
 
 
 TRACKERS: dict[str, Any] = {
