@@ -23,6 +23,7 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+WIDEST = 80  # letters of a signature on one line
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
@@ -153,15 +154,48 @@ def api() -> str:
     return "\n".join(parts) + "\n"
 
 
+class _Hint:
+    """A hint that is shown as it stands in the source, without the quotes of a string."""
+
+    def __init__(self, hint: Any):
+        self.text = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
 def _signature(name: str, value: Any) -> str:
     try:
-        signature = str(inspect.signature(value))
+        signature = inspect.signature(value)
     except (TypeError, ValueError):
         return name
-    signature = re.sub(r"<[^<>]*>", "…", signature)
-    if len(signature) > 90:
-        signature = signature.replace(", ", ",\n    ").replace("(", "(\n    ", 1)
-    return f"{name}{signature}"
+    hinted = [
+        parameter
+        if parameter.annotation is parameter.empty
+        else parameter.replace(annotation=_Hint(parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    returned = signature.return_annotation
+    ending = "" if returned in (signature.empty, None, "None") else f" -> {_Hint(returned)}"
+    parts = str(signature.replace(parameters=hinted, return_annotation=signature.empty))[1:-1]
+    parts = re.sub(r"<[^<>]*>", "…", parts)
+    whole = f"{name}({parts}){ending}"
+    if len(whole) <= WIDEST:
+        return whole
+    lines = "".join(f"    {part},\n" for part in _at_commas(parts))
+    return f"{name}(\n{lines}){ending}"
+
+
+def _at_commas(text: str) -> list[str]:
+    """The parts of a list of parameters, whose hints and defaults may hold commas themselves."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def _members(kind: type) -> list[str]:
@@ -183,7 +217,12 @@ def _prose(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return text.replace("<", "&lt;").replace("[", "\\[")
+    """A line in which only code between backticks is marked up."""
+    words = re.split(r"(`[^`]*`)", text)
+    return "".join(
+        word if word.startswith("`") else word.replace("<", "&lt;").replace("[", "\\[")
+        for word in words
+    )
 
 
 def method_tables(name: str) -> str:

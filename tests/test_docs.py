@@ -6,6 +6,7 @@ import re
 import shlex
 import warnings
 from dataclasses import fields
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,13 @@ def test_the_site_tells_of_every_method_its_options_steps_and_recipes(site: Path
         assert all(f"<code>{field}</code>" in text for field in names), name
     assert "FedDM" in (site / "api.html").read_text(encoding="utf-8")
     assert "stackable" in (site / "glossary.html").read_text(encoding="utf-8")
+
+
+def test_the_page_of_names_shows_code_as_it_is_written_and_a_parameter_on_each_line(
+    site: Path,
+) -> None:
+    page = (site / "api.html").read_text(encoding="utf-8")
+    text = unescape(re.sub(r"<[^>]*>", "", page))
+    assert not re.search(r"<code>[^<]*(\\\[|&amp;lt;)", page)
+    assert "fedstill.compare([fedavg, feddm])" in text
+    assert "\n    summary: Mapping[str, Any],\n" in text and "'Path" not in text
