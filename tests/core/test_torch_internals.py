@@ -193,3 +193,14 @@ def test_operations_are_counted_as_torch_counts_them_without_its_compiler() -> N
 def test_a_traced_function_is_the_same_function() -> None:
     graph = torch_internals.traced(lambda x: [x * 2 + 1], [torch.zeros(2)])
     assert graph(torch.tensor([1.0, 2.0]))[0].tolist() == [3.0, 5.0]
+
+
+def test_a_part_is_not_computed_again_by_the_name_of_newer_torch_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = torch.utils.checkpoint
+    before, name = place.CheckpointFunction, "_checkpoint_without_reentrant_generator_impl"
+    monkeypatch.setattr(place, name, "of torch 2.15", raising=False)
+    with torch_internals.nothing_computed_again():
+        assert getattr(place, name) is torch_internals._Kept.around
+    assert getattr(place, name) == "of torch 2.15" and place.CheckpointFunction is before

@@ -241,14 +241,15 @@ def nothing_computed_again() -> Iterator[None]:
     """Inside, `torch.utils.checkpoint` keeps what it would compute again for a gradient."""
     around = torch.utils.checkpoint._checkpoint_without_reentrant_generator
     place: Any = torch.utils.checkpoint
-    again = place.CheckpointFunction
-    place.CheckpointFunction = _Kept
-    place._checkpoint_without_reentrant_generator = _Kept.around
+    kept = {"CheckpointFunction": _Kept, around.__name__: _Kept.around}
+    if hasattr(place, f"{around.__name__}_impl"):  # torch 2.15 calls this one
+        kept[f"{around.__name__}_impl"] = _Kept.around
+    again = {name: getattr(place, name) for name in kept}
+    vars(place).update(kept)
     try:
         yield
     finally:
-        place.CheckpointFunction = again
-        place._checkpoint_without_reentrant_generator = around
+        vars(place).update(again)
 
 
 class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
