@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from fedstill.audit import canaries, membership
 from fedstill.commands import progress
 from small_recipes import CLIENTS, fedstill, write_client, write_recipe
 
@@ -26,6 +29,25 @@ def test_the_mechanisms_are_audited_and_their_copies_caught(tmp_path: Path) -> N
     assert told["controls_caught"] and not told["ledger_refuted"]
     assert (out / "curves.png").exists()
     assert (out / "audit.csv").read_text().startswith("subject,view,attack,")
+
+
+@pytest.mark.parametrize(
+    ("attack", "options", "then"),
+    [
+        (membership, MEMBERSHIP, "go on with the same command"),
+        (canaries, ("--canaries", 20, "--quiet"), "begin again with the same command"),
+    ],
+)
+def test_an_audit_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: ModuleType, options: Any, then: str
+) -> None:
+    def stopped(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    name = attack.__name__.rpartition(".")[2]
+    monkeypatch.setattr(attack, name, stopped)
+    said = fedstill("audit", name, write_recipe(tmp_path), *options, "--out", tmp_path / "audit")
+    assert said.code == 130 and f"stopped; {then}" in said.err
 
 
 def test_a_recipe_is_attacked_and_the_same_command_again_gives_the_same(tmp_path: Path) -> None:

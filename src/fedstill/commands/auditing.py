@@ -20,6 +20,7 @@ from fedstill.commands.options import (
     data_dir_change,
 )
 from fedstill.commands.progress import work_bar
+from fedstill.commands.stopping import stoppable
 
 if TYPE_CHECKING:
     from fedstill.audit.result import Result
@@ -125,7 +126,8 @@ def membership(
     } | {"controls": str(asdict(attack.Controls(local_epochs=control_epochs)))}
     folder = out or Path("runs") / f"{recipes[0].run.name}-membership"
     networks = {network for experiment in experiments for network in experiment.networks}
-    with execution.applied(networks), work_bar(quiet) as watch:
+    again = stoppable(lambda: "go on with the same command")
+    with again, execution.applied(networks), work_bar(quiet) as watch:
         result = attack.membership(
             subjects, execution, asked, folder,
             guessing=attack.Guessing(delta=delta), digests=digests, notes=notes, watch=watch,
@@ -230,7 +232,8 @@ def canaries(
     ]
     folder = out or Path("runs") / f"{recipes[0].run.name}-canaries"
     networks = {network for experiment in experiments for network in experiment.networks}
-    with execution.applied(networks), work_bar(quiet) as watch:
+    again = stoppable(lambda: "begin again with the same command")
+    with again, execution.applied(networks), work_bar(quiet) as watch:
         result = attack.canaries(subjects, execution, asked, folder, notes=notes, watch=watch)
     _tell(result, folder, form)
 

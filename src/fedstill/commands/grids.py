@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedstill.commands.options import SPEECH
 from fedstill.commands.progress import progress_bar, progress_bars
+from fedstill.commands.stopping import stoppable
 
 if TYPE_CHECKING:
     from fedstill.recipe.grid import Grid
@@ -202,28 +203,8 @@ def play_one(cell: Cell, going: Going, play: Callable[[Any], None]) -> None:
     _finished(cell, going, Tally(1))
 
 
-class Terminated(KeyboardInterrupt):
-    """Somebody asked the process to end, as a scheduler does when time is up."""
-
-
-def _end(number: int, frame: Any) -> None:
-    raise Terminated
-
-
-@contextmanager
-def _stoppable(cells: Sequence[Cell], going: Going) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM end the command with how to go on; each has its exit code."""
-    alone = current_thread() is main_thread()  # others may not listen to signals
-    before = signal.signal(signal.SIGTERM, _end) if alone else None
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        typer.echo(f"fedstill: stopped; {_then(cells, going)}", err=True)
-        number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
-        raise typer.Exit(128 + number) from None
-    finally:
-        if alone:
-            signal.signal(signal.SIGTERM, before)
+def _stoppable(cells: Sequence[Cell], going: Going) -> AbstractContextManager[None]:
+    return stoppable(lambda: _then(cells, going))
 
 
 def _then(cells: Sequence[Cell], going: Going) -> str:
