@@ -5,6 +5,7 @@ Only what stands between a table's two marks is written; everything else on the 
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
@@ -297,4 +298,5 @@ def number(value: float) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     main()

@@ -22,7 +22,7 @@ from pathlib import Path
 from demo_sites import Consortium, command, run, write_data
 from fedstill.deploy.site import spent
 from namespaces import Network, possible
-from sites_trials import Trial, absent_in, check, ended, equal, tried, wait_for
+from sites_trials import Trial, absent_in, asked, check, ended, equal, tried, wait_for
 
 PORT = 7447
 STEPS = "method.epochs=30"  # some tenths of a second for a step
@@ -251,11 +251,12 @@ TRIALS: dict[str, Trial] = {
 
 
 def main() -> None:
+    names = asked(TRIALS, __doc__)
     if why := possible():
         raise SystemExit(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     os.environ["OMP_NUM_THREADS"] = "1"
-    tried(TRIALS, "fedstill-namespaces-")
+    tried(TRIALS, names, "fedstill-namespaces-")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ Each trial plays an unbroken run in one process first and compares; times are th
 
 from __future__ import annotations
 
+import argparse
 import re
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -242,14 +242,24 @@ TRIALS: dict[str, Trial] = {
 }
 
 
-def tried(trials: Mapping[str, Trial], prefix: str) -> None:
-    """Play the trials that are named on the command line, or all, each in a folder of its own."""
+def asked(trials: Mapping[str, Trial], about: str | None) -> Sequence[str]:
+    """The trials that are named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("trial", nargs="*", metavar="TRIAL", help=f"one of {', '.join(trials)}")
+    names: list[str] = parser.parse_args().trial
+    if unknown := [name for name in names if name not in trials]:
+        parser.error(f"unknown trial {unknown[0]!r}; known: {', '.join(trials)}")
+    return names or list(trials)
+
+
+def tried(trials: Mapping[str, Trial], names: Sequence[str], prefix: str) -> None:
+    """Play these trials, each in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    for name in sys.argv[1:] or trials:
+    for name in names:
         began = time.perf_counter()
         said = trials[name](folder / name)
         print(f"{name}: {said} ({time.perf_counter() - began:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":
-    tried(TRIALS, "fedstill-trials-")
+    tried(TRIALS, asked(TRIALS, __doc__), "fedstill-trials-")
