@@ -99,15 +99,15 @@ class TrackedLog:
         self._tell(lambda tracker: tracker.numbers(round, values))
 
     def _tell(self, say: Callable[[Tracker], None]) -> None:
-        failed: dict[str, Exception] = {}
+        failed: dict[str, str] = {}
         for name, tracker in self.trackers.items():
             try:
                 say(tracker)
             except Exception as error:
-                failed[name] = error
+                failed[name] = _cause(error)
         self.trackers = {n: tracker for n, tracker in self.trackers.items() if n not in failed}
-        for name, error in failed.items():
-            text = f"the tracker {name} failed and is told no more: {_cause(error)}"
+        for name, cause in failed.items():
+            text = f"the tracker {name} failed and is told no more: {cause}"
             self.write(Note(self.latest, "warning", "", text))
 
 
