@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fedstill.core.errors import BadValue, SiteError
+from fedstill.core.errors import BadMessage, BadValue, SiteError
 from fedstill.core.method import Method
+from fedstill.engines.ranks.letters import Letters, kinds_of
 from fedstill.federation.run import run
 from fedstill.federation.sampling import Sample
 from fedstill.federation.topology import Ring
 from fedstill.logbook.writer import MemoryLog
 from fedstill.methods import METHODS
+from fedstill.methods.desa import MEAN, Opinions
 from fedstill.privacy.ledger import composed
 from fedstill.privacy.privacy import Privacy
 from fedstill.sites.away import Patience
@@ -483,3 +486,50 @@ def test_what_was_said_is_kept_as_long_as_others_ask_for_it(tmp_path: Path) -> N
     said = {(round, number): words for round, number, words in journal.said()}
     assert [*said] == [(0, 0), (2, 0), (3, 0)]  # all may still ask for what came before the first
     assert said[2, 0] == {"c1": b"to all", "c2": b"to all", "c3": b"to one"}
+
+
+def word_of(message: Any, spare: int = 0) -> bytes:
+    """A peer's word of round 1, with as many bytes beside it as nobody needs."""
+    _, (letter,) = Letters(kinds_of(small(METHODS["desa"]))).enclosed({"c1": {"": message}})
+    said = Said("trial", "c1", 1, 0, "speak", None, letter, False, False)
+    data = codec.encode(said)
+    length = int.from_bytes(data[:8], "little")
+    head = (length + spare).to_bytes(8, "little") + data[8 : 8 + length]
+    return head + b" " * spare + data[8 + length :]
+
+
+def test_a_word_that_cannot_be_used_is_not_kept(tmp_path: Path) -> None:
+    """A peer that lies could fill others' disks, an act after the other."""
+    method, world = small(METHODS["desa"]), worlds.pictures()
+    step = next(s for s in method.each_round() if s.name == "speak")
+    classes, spare = worlds.pictures().models["c0"].classes, 4 << 20
+    fits = Opinions({MEAN: torch.zeros(2 * classes, classes)})
+
+    def heard(word: bytes, bad_messages: str, folder: Path, *, again: bool = False) -> Any:
+        meeting = Meeting()
+        own = peer(method, world, meeting, "c0", rounds=9, bad_messages=bad_messages)
+        own.journal = Journal(folder)
+        ThreadMesh(meeting, "c1").say("1/0", b"nothing" if again else word, "c0")
+        return own._heard(step, 1, ["c1"])["c1"].absent
+
+    def kept(folder: Path) -> int:
+        return sum(file.stat().st_size for file in folder.glob("*"))
+
+    large = Opinions({MEAN: torch.zeros(100_000, classes)})
+    wordy = Said("trial", "c1", 1, 0, "speak", "x" * spare, None, False, False)
+    words = {
+        "fits": (word_of(fits), None),
+        "large": (word_of(large), "sent logits of 100000 anchors"),
+        "padded": (word_of(fits, spare), "bytes for a message that takes at most"),
+        "unreadable": (b"\x00" * spare, "cannot be read"),
+        "wordy": (codec.encode(wordy), "xxx"),
+    }
+    for name, (word, why) in words.items():
+        for again in (False, True):  # it comes back, and hears what it heard
+            absent = heard(word, "leave_out", tmp_path / name, again=again)
+            assert absent is None if why is None else why in absent
+        assert kept(tmp_path / name) < 1 << 16
+    for name in ("large", "padded"):
+        with pytest.raises(BadMessage, match=r'c1 sent .* Set federation.bad_messages = "leave'):
+            heard(words[name][0], "stop", tmp_path / f"{name}, stopped")
+        assert kept(tmp_path / f"{name}, stopped") == 0

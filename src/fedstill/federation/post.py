@@ -215,8 +215,7 @@ class Post:
 
     def _announces(self, message: Message, direction: Direction) -> TypeGuard[Coded]:
         """Whether a message says of which shapes the one is that its hearers will read."""
-        on_its_way = [channel for channel in self.channels if direction in channel.directions]
-        return isinstance(message, Coded) and all(channel.keeps_shapes for channel in on_its_way)
+        return isinstance(message, Coded) and shapes_kept(self.channels, direction)
 
     def _expected(
         self, message: Coded, sender: NodeId, hearers: Sequence[NodeId], round: int, step: Step,
@@ -229,10 +228,7 @@ class Post:
         """
         if sender == SERVER:  # it speaks here, and to all
             return True
-        whole = message.announced()
-        asked = self._asked(hearers, round, known)
-        said = (early_refusal(step.method, reader, sender, whole) for reader in asked)
-        why = next((line for line in said if line is not None), None) or _overgrown(message, whole)
+        why = unexpected(message, step.method, self._asked(hearers, round, known), sender)
         if why is None:
             return True
         self.leave_out(round, step, sender, why)
@@ -274,11 +270,7 @@ class Post:
 
     def _leave_out(self, round: int, sender: NodeId, text: str, advice: str) -> None:
         text = told(text, 3 * LONGEST)  # the sender's own names may stand in it
-        if self.bad_messages == "stop":
-            raise BadMessage(
-                f'{text}. {advice} federation.bad_messages = "leave_out" to go on without such '
-                "messages"
-            )
+        check_left_out(self.bad_messages, text, advice)
         self.logbook.write(Note(round, "left out", sender, text))
 
     def _count(
@@ -297,6 +289,29 @@ class Post:
             )
             self.floats += floats
             self.bytes += sizes[name]
+
+
+def shapes_kept(channels: Sequence[Channel], direction: Direction) -> bool:
+    """Whether a message has on this way the shapes that its hearers will read."""
+    return all(channel.keeps_shapes for channel in channels if direction in channel.directions)
+
+
+def unexpected(
+    message: Message, method: Method, readers: Sequence[Node[Any]], sender: NodeId
+) -> str | None:
+    """Why a message, by what it announces where it is coded, is none that its readers can use."""
+    whole = message.announced() if isinstance(message, Coded) else message
+    said = (early_refusal(method, reader, sender, whole) for reader in readers)
+    why = next((line for line in said if line is not None), None)
+    return why or (_overgrown(message, whole) if isinstance(message, Coded) else None)
+
+
+def check_left_out(bad_messages: BadMessages, text: str, advice: str = "Set") -> None:
+    """Stop because of a message that cannot be used, unless such messages are left out."""
+    if bad_messages == "stop":
+        raise BadMessage(
+            f'{text}. {advice} federation.bad_messages = "leave_out" to go on without such messages'
+        )
 
 
 def _overgrown(message: Coded, whole: Message) -> str | None:

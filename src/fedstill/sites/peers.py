@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstill.core.errors import BadValue, SiteError, WireError, told
+from fedstill.channels.coded import Coded
+from fedstill.core import trees
+from fedstill.core.errors import LONGEST, BadValue, SiteError, WireError, told
 from fedstill.core.method import Method, Place, Step, steps_of
 from fedstill.core.node import SERVER, Addressed, Inbox
 from fedstill.core.records import Direction, NodeId, Record
@@ -26,6 +28,7 @@ from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import Letters, by_hearer, kinds_of, outcome_of
 from fedstill.engines.ranks.protocol import Left, Letter
 from fedstill.engines.scoring import Scores
+from fedstill.federation.post import GROWTH, SMALL, check_left_out, shapes_kept, unexpected
 from fedstill.federation.sampling import Sampler
 from fedstill.sites.away import Patience, check_kind
 from fedstill.sites.exchange import TWICE
@@ -242,16 +245,26 @@ class Peers(OwnNode):
     def _heard(self, step: Step, round: int, speakers: Sequence[NodeId]) -> dict[NodeId, Outcome]:
         seconds = self.patience.step if round else self.patience.start
         until, number = time.monotonic() + seconds, self._at[1]
+        outcomes: dict[NodeId, Outcome] = {}
+
+        def judge(words: Mapping[NodeId, bytes | str]) -> None:
+            for peer in speakers:
+                outcomes[peer] = self._outcome(step, peer, round, number, words[peer])
 
         def listen() -> dict[NodeId, bytes | str]:
             asked = {
                 peer: self._pool.submit(self._fetched, peer, round, number, until)
                 for peer in speakers
             }
-            return {peer: future.result() for peer, future in asked.items()}
+            words = {peer: future.result() for peer, future in asked.items()}
+            judge(words)  # of what cannot be used only the reason is kept
+            absent = {peer: outcome.absent for peer, outcome in outcomes.items()}
+            return {peer: absent[peer] or word for peer, word in words.items()}
 
         words = listen() if self.journal is None else self.journal.heard(round, number, listen)
-        return {peer: self._outcome(step, peer, round, number, words[peer]) for peer in speakers}
+        if not outcomes:
+            judge(words)
+        return outcomes
 
     def _fetched(self, peer: NodeId, round: int, number: int, until: float) -> bytes | str:
         """A peer's word; before the first round nobody is given up, since all must agree there.
@@ -289,10 +302,16 @@ class Peers(OwnNode):
                 text = told(f"spoke of {came[1:]}, but was asked for {was[1:]}")
                 return Outcome(absent=text)
             if said.absent is not None:
-                return Outcome(absent=told(said.absent))
-            return self._opened(step, said)
+                return Outcome(absent=told(said.absent) or "it does not say why")
+            outcome = self._opened(step, said)
         except (WireError, KeyError) as error:
             return Outcome(absent=f"sent what cannot be read: {told(str(error))}")
+        why = self._unexpected(peer, round, outcome, len(data))
+        if why is None:
+            return outcome
+        text = told(f"{peer} {why} ({step.title}, round {round})", 3 * LONGEST)
+        check_left_out(self.experiment.bad_messages, text)
+        return Outcome(absent=told(why, 2 * LONGEST))
 
     def _opened(self, step: Step, said: Said) -> Outcome:
         letters = () if said.letter is None else (said.letter,)
@@ -305,6 +324,24 @@ class Peers(OwnNode):
         outcome = outcome_of(left, messages, said.round, step.name, said.node)
         check_kind(step, outcome)
         return outcome
+
+    def _unexpected(self, peer: NodeId, round: int, outcome: Outcome, size: int) -> str | None:
+        """Why a word is none of this step, by the shapes in it and its size; None if it may be.
+
+        What is heard is kept on the disk, so a peer could fill that with words of any size.
+        """
+        reader, most = self.experiment.reader(self.me, round), SMALL
+        messages = {} if outcome.message is None else by_hearer(outcome.message)
+        for message in trees.to([*messages.values()], "meta"):
+            if shapes_kept(self.experiment.channels, "peer"):
+                why = unexpected(message, self.experiment.method, [reader], peer)
+                if why is not None:
+                    return why
+            whole = message.announced() if isinstance(message, Coded) else message
+            most += GROWTH * sum(whole.bytes().values())
+        if size > most:
+            return f"sent {size} bytes for a message that takes at most {most}"
+        return None
 
     def stand(self, *, ended: bool = False) -> None:
         """Let everybody know where this peer is; of earlier rounds it says nothing new."""
