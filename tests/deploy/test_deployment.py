@@ -929,6 +929,26 @@ def test_a_full_disk_leaves_no_half_of_a_key_and_is_said_in_words(
     assert len(sites.noise_key(folder, "these data")) == 32
 
 
+def test_a_flood_of_questions_does_not_fill_what_a_site_prints(make: Made) -> None:
+    consortium, said = make(), list[str]()
+    consortium.join("north")
+    with sites.answering(consortium.invitation("north"), said.append) as (_, site):
+        for _ in range(1000):
+            site.answer(b"nothing that can be read")
+    assert len(said) == 601 and said[-1].startswith("600 answers within a minute")
+    assert len(sites.answers(consortium.invitation("north"))) == 1000
+
+
+def test_what_is_printed_again_after_a_flood_begins_with_how_much_was_left_out() -> None:
+    clock, said = [0.0], list[str]()
+    some = sites.sparing(said.append, lambda: clock[0])
+    for _ in range(1000):
+        some("in the first minute")
+    clock[0] = 61.0
+    some("in the next")
+    assert said[601:] == ["400 lines of answers were left out", "in the next"]
+
+
 def test_a_run_that_begins_anew_or_with_other_data_has_other_noise(tmp_path: Path) -> None:
     first = sites.noise_key(tmp_path, "these data")
     assert (

@@ -42,6 +42,8 @@ VIRTUAL = "virtual.safetensors"  # what a private site has distilled from its da
 BEGUN = "begun.json"  # of which run and from which data all else in the folder of the run is
 AGAIN = 2.0  # seconds between two calls that nobody took
 LOST = "the connection is lost; calling the coordinator until it is back"
+MOST_LINES = 600  # of answers that are printed in a minute; a flood of questions fills no log
+MINUTE = 60.0  # seconds
 WAIT = 3600.0  # seconds after which a coordinator that was there is waited for no longer
 
 
@@ -218,13 +220,14 @@ def answering(folder: Path, say: Say) -> Iterator[tuple[Invited, Site]]:
         raise SiteError(f"this deployment has no coordinator; use `fedstill peer start {folder}`")
     if wrong:
         raise SiteError("\n".join(wrong))
+    say_some = sparing(say)
     with at_work(invited, own) as place:
         site = Site(
             engine_of(place.experiment, place.execution, cache=place.cache),
             place.standing(invited.deployment.run),
             policy=policy,
             folder=folder / RUN,
-            watch=lambda line: say(told(line)),
+            watch=lambda line: say_some(told(line)),
             class_names=found.class_names,
             key=place.key,
             privacy=place.privacy,
@@ -289,6 +292,27 @@ def check_original(path: Path, place: Path) -> None:
             f"is gone for good, and gave no answer after this copy was made, remove {place} and "
             "start again"
         )
+
+
+def sparing(say: Say, now: Callable[[], float] = time.monotonic) -> Say:
+    """Say no more than `MOST_LINES` in a minute, and afterwards how many were left out."""
+    since, count = now(), 0
+
+    def some(text: str) -> None:
+        nonlocal since, count
+        if now() - since >= MINUTE:
+            if count > MOST_LINES:
+                say(f"{count - MOST_LINES} lines of answers were left out")
+            since, count = now(), 0
+        count += 1
+        if count <= MOST_LINES:
+            say(text)
+        elif count == MOST_LINES + 1:
+            say(
+                f"{MOST_LINES} answers within a minute; further ones are in {RUN}/answers.csv alone"
+            )
+
+    return some
 
 
 def told(line: Line) -> str:
