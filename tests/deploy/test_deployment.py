@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 pytest.importorskip("zenoh", reason="needs fedstill[sites]")
 pytest.importorskip("cryptography", reason="needs fedstill[sites]")
 
+from cryptography import x509
 from typer.testing import CliRunner
 
 from fedstill.commands import deploying
@@ -223,13 +225,36 @@ def test_a_step_that_takes_longer_than_the_wait_is_no_absence(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(sites, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    absence = sites.Absence.begun(sites.opened(make().invitation("north")), wait=60)
+    absence = sites.Absence.begun(sites.opened(make().joined().invitation("north")), wait=60)
     for seconds, here in [(0, False), (90, False), (91, True), (4000, False), (4059, False)]:
         now[0] = seconds  # before it first was there nobody counts; then a step of an hour
         absence.noted(here)
     now[0] = 4061
     with pytest.raises(SiteError, match=r"has been away for 60 s"):
         absence.noted(False)
+
+
+def test_a_site_whose_certificate_expires_during_the_run_says_so_and_ends(make: Made) -> None:
+    consortium = make().joined()
+    folder = consortium.invitation("north")
+    absence = sites.Absence.begun(sites.opened(folder), wait=60)
+    absence.noted(True)
+    absence.noted(False)
+    authority = certificates.read_authority(consortium.out / "coordinator")
+    asked = (folder / "north.csr").read_bytes()
+    (folder / "north.pem").write_bytes(certificates.signed(authority, asked, "north", days=-1))
+    with pytest.raises(SiteError, match=r"north\.pem has expired: .* or have a new one signed"):
+        absence.noted(False)
+
+
+def test_a_coordinators_certificate_lasts_as_long_as_its_authority(make: Made) -> None:
+    """Nobody can have a new one signed for it."""
+    own = make().out / "coordinator"
+    ends = [
+        x509.load_pem_x509_certificate((own / name).read_bytes()).not_valid_after_utc
+        for name in ("ca.crt", "coordinator.pem")
+    ]
+    assert timedelta() <= ends[0] - ends[1] <= timedelta(days=1)
 
 
 def test_a_site_whose_coordinator_ended_without_a_word_ends_too(make: Made) -> None:

@@ -135,7 +135,8 @@ def _made(
     )  # fmt: skip
     host = host_of(address)
     asked = certificates.request(own, COORDINATOR)
-    pem = certificates.signed(authority, asked.read_bytes(), COORDINATOR, [host] if host else [])
+    hosts = [host] if host else []
+    pem = certificates.signed(authority, asked.read_bytes(), COORDINATOR, hosts, days=None)
     write_whole(own / f"{COORDINATOR}.pem", pem)
     asked.unlink()
     text = toml_text(without_paths(recipe).as_tables())

@@ -127,6 +127,12 @@ def credentials_of(invited: Invited) -> Credentials:
     return folders.credentials(invited.folder, invited.deployment)
 
 
+def check_certificate(invited: Invited) -> None:
+    """Refuse to wait for others with a certificate that has expired since the start."""
+    if wrong := certificates.faults(credentials_of(invited)):
+        raise SiteError("\n".join(wrong))
+
+
 @dataclass
 class Absence:
     """For how long the coordinator has not been there; before it first was, nobody counts."""
@@ -142,7 +148,7 @@ class Absence:
         return cls(invited, wait, bool(answers(invited.folder)))
 
     def noted(self, here: bool) -> None:
-        """Say whether the coordinator is there; refuse to wait for it any longer.
+        """Say whether the coordinator is there; refuse to wait for it any longer, or in vain.
 
         Nobody looks while a step is played, which may take longer than the whole wait: only what
         was seen counts.
@@ -151,6 +157,7 @@ class Absence:
         if here:
             self.known, self.since = True, None
             return
+        check_certificate(self.invited)
         self.since = now if self.since is None else self.since
         if self.known and now - self.since >= self.wait:
             raise SiteError(

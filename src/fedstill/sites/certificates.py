@@ -80,9 +80,16 @@ def request(folder: Path, name: str) -> Path:
 
 
 def signed(
-    authority: Authority, asked: bytes, name: str, hosts: Sequence[str] = (), days: int = 365
+    authority: Authority,
+    asked: bytes,
+    name: str,
+    hosts: Sequence[str] = (),
+    days: int | None = 365,
 ) -> bytes:
-    """A certificate for one name and some hosts, whatever else the request says."""
+    """A certificate for one name and some hosts, whatever else the request says.
+
+    It is valid for so many days, or as long as the authority is.
+    """
     try:
         csr = x509.load_pem_x509_csr(asked)
     except ValueError as error:
@@ -94,7 +101,9 @@ def signed(
         said = ", ".join(str(attribute.value) for attribute in told) or "nobody"
         raise SiteError(f"the request is of {said}, but a certificate for {name} is asked for")
     now, last = datetime.now(UTC), authority.certificate.not_valid_after_utc
-    if days > (most := (last - now).days):
+    most = (last - now).days
+    days = most if days is None else days
+    if days > most:
         raise SiteError(
             f"a certificate for {days} days would outlive the authority that signs it, which is "
             f"valid until {_day(last)}; give --days {most} or fewer"
