@@ -22,6 +22,7 @@ from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
 from fedstill.engines.ranks.letters import Letters, as_bytes, as_tensor, kinds_of, packed
 from fedstill.engines.ranks.protocol import Letter
+from fedstill.engines.spending import Purse
 from fedstill.federation.budget import calibrated
 from fedstill.federation.run import run
 from fedstill.logbook.writer import MemoryLog
@@ -441,6 +442,31 @@ def test_an_act_that_was_refused_before_it_was_played_may_be_asked_for_rightly(
     assert isinstance(words.read(site.answer(words.written(broadcast()))), Acted)
     # Now it has been played, and is not for anything else.
     assert "for another inbox or memory" in refusal(site, broadcast(0.1))
+
+
+def test_a_step_that_fails_when_its_use_was_granted_releases_and_spends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = Purse.grant
+
+    def granted(*given: Any) -> Any:
+        grant(*given)
+        raise RuntimeError("no memory left")
+
+    site = private_site(tmp_path / "a")
+    with monkeypatch.context() as failing:
+        failing.setattr(Purse, "grant", granted)
+        assert "failed in round 1; see its own log" in refusal(site, broadcast())
+    assert not (tmp_path / "a" / "spent.json").exists()
+    # It may come again for the same alone, and is what it would have been.
+    assert "an act is released once" in refusal(site, broadcast(0.1))
+    asked = words.written(broadcast())
+    answer = site.answer(asked)
+    assert isinstance(words.read(answer), Acted)
+    assert answer == private_site(tmp_path / "b").answer(asked)
+    assert (tmp_path / "a" / "spent.json").read_text() == (
+        tmp_path / "b" / "spent.json"
+    ).read_text()
 
 
 def test_one_step_is_released_once_though_the_power_failed_and_its_ledger_is_lost(
