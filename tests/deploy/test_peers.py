@@ -28,6 +28,7 @@ from fedstill.deploy import site as sites
 from fedstill.deploy.place import networks_in
 from fedstill.runs import export
 from fedstill.runs import recipes as runs
+from fedstill.sites import certificates
 from fedstill.sites.away import Patience
 from fedstill.sites.journal import Journal
 from fedstill.sites.peers import Peers
@@ -106,6 +107,35 @@ def test_three_peers_one_of_whom_cannot_listen_have_the_tables_of_one_process(
     again: list[str] = []
     peer.start(places["north"], again.append)
     assert again == [f"this run is finished: {places['north'] / 'run'}"]
+
+
+def test_a_peer_whose_certificate_expires_during_the_run_does_not_play_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines are cut then; here it says so of itself."""
+    places = joined(tmp_path, 3, Patience(start=60, step=60, gone=1))
+    north, authority = (
+        places["north"],
+        certificates.read_authority(tmp_path / "consortium/coordinator"),
+    )
+    expired = certificates.signed(authority, (north / "north.csr").read_bytes(), "north", days=-1)
+    here, stand = ZenohMesh.here, Peers.stand
+
+    def standing(own: Peers, **ended: bool) -> None:
+        if own.me == "north" and own.round == 1:
+            (north / "north.pem").write_bytes(expired)
+        stand(own, **ended)
+
+    def seen(mesh: ZenohMesh) -> set[str]:
+        cut = mesh.me == "north" and (north / "north.pem").read_bytes() == expired
+        return set() if cut else here(mesh)
+
+    monkeypatch.setattr(Peers, "stand", standing)
+    monkeypatch.setattr(ZenohMesh, "here", seen)
+    parties = played(places)
+    assert "north.pem has expired" in parties["north"].error
+    assert not (north / "run" / "summary.json").exists()
+    assert parties["south"].error == ""
 
 
 def test_two_peers_of_whom_neither_listens_are_told_that_they_cannot_hear_each_other(

@@ -14,7 +14,7 @@ from fedstill.deploy import folder as folders
 from fedstill.deploy.folder import Deployment
 from fedstill.deploy.meanwhile import meanwhile
 from fedstill.deploy.place import Place
-from fedstill.deploy.site import RUN, Invited, at_work, checked, credentials_of
+from fedstill.deploy.site import RUN, Invited, at_work, check_certificate, checked, credentials_of
 from fedstill.engines.play.in_process import InProcess
 from fedstill.federation.run import Progress
 from fedstill.runs import folder as run_folders
@@ -84,6 +84,7 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
         return engines[0]
 
     def watch(progress: Progress) -> None:
+        _check_heard(mesh, invited)
         score = "" if progress.score is None else f" · {progress.metric} {progress.score:.4f}"
         here = len(mesh.here()) + 1
         say(
@@ -115,6 +116,12 @@ def _played(place: Place, invited: Invited, mesh: ZenohMesh, folder: Path, say: 
             session.resume(changed=False)
         else:
             session.begin()
+
+
+def _check_heard(mesh: ZenohMesh, invited: Invited) -> None:
+    """Refuse to play on alone where nobody can be heard any more."""
+    if not mesh.here():
+        check_certificate(invited)
 
 
 @contextmanager
