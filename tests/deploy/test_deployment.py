@@ -344,6 +344,29 @@ def test_a_stop_while_sites_are_waited_for_is_said_as_such(make: Made) -> None:
         coordinator.start(consortium.out, stopping)
 
 
+def test_a_stop_is_heard_from_the_very_start_and_refused_while_nothing_runs(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium = make().joined()
+    folder, placed = consortium.out / "coordinator" / "run", coordinator.placed
+
+    def stopping(line: str) -> None:
+        ask_to_stop(folder)
+
+    with pytest.raises(SiteError, match=r"^stopped while sites were waited for"):
+        coordinator.start(consortium.out, stopping)
+    with pytest.raises(SiteError, match=r"nothing runs in .* now: it was stopped or killed"):
+        ask_to_stop(folder)
+
+    def slow(*given: Any, **more: Any) -> Any:
+        ask_to_stop(folder)  # while data and networks are loaded
+        return placed(*given, **more)
+
+    monkeypatch.setattr(coordinator, "placed", slow)
+    with pytest.raises(SiteError, match=r"^stopped while sites were waited for"):
+        coordinator.start(consortium.out, lambda line: None)
+
+
 def test_a_coordinator_that_is_started_again_goes_on_without_a_site_that_refuses(
     make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from fedstill.core.files import write_whole
 from fedstill.core.records import NodeId
 from fedstill.deploy.meanwhile import meanwhile
 from fedstill.federation.run import Progress
+from fedstill.runs.folder import taken
 from fedstill.sites.away import ASKED, Asked
 
 EVERY = 1.0  # seconds
@@ -70,10 +71,13 @@ class Board:
         """Whether somebody asked the run to stop."""
         return (self.folder / STOP).exists()
 
+    def begin(self) -> None:
+        """Forget that an earlier process was asked to stop; from now on this one is."""
+        (self.folder / STOP).unlink(missing_ok=True)
+
     @contextmanager
     def shown(self) -> Iterator[None]:
         """While a run lasts, write the board down every second."""
-        (self.folder / STOP).unlink(missing_ok=True)
         self.write()
         try:
             with meanwhile(self.write, EVERY):
@@ -120,4 +124,9 @@ def ask_to_stop(folder: Path) -> None:
     """Leave word that the run is to stop."""
     if read_board(folder)["ended"]:
         raise SiteError(f"the run in {folder} has ended; there is nothing to stop")
+    if not taken(folder):
+        raise SiteError(
+            f"nothing runs in {folder} now: it was stopped or killed; `fedstill deploy start` goes "
+            "on from there"
+        )
     (folder / STOP).touch()

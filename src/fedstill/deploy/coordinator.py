@@ -54,6 +54,7 @@ def start(out: Path, say: Say, data_dir: str | None = None, connect: Connect | N
     board = Board(deployment.run, run_folder, rows, rounds=recipe.run.rounds)
     with ExitStack() as held:
         held.enter_context(run_folders.alone(run_folder))
+        board.begin()
         place = held.enter_context(placed(recipe, SERVER, own, data_dir=data_dir))
         folders.check_recipe(own, place.agreed, deployment)
         calls = (connect or _connected)(own, deployment, patience, board)

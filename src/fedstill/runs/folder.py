@@ -129,6 +129,17 @@ def alone(folder: Path) -> Iterator[None]:
         _take_away(made)
 
 
+def taken(folder: Path) -> bool:
+    """Whether a process is writing to a folder; where that cannot be known, as if one were."""
+    if fcntl is None:
+        return True
+    try:
+        os.close(_held(folder))
+    except Occupied:
+        return True
+    return False
+
+
 def _made(folder: Path) -> list[Path]:
     """The folder and those above it that had to be made, the innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
