@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import worlds
 from fedstill.core.errors import BadValue, StepError
+from fedstill.core.mechanism import per_example
+from fedstill.core.seeds import generator
 from fedstill.data import Iid, split
 from fedstill.engines.execution import Execution
 from fedstill.federation.clock import Clock
@@ -231,6 +233,39 @@ def test_what_a_network_makes_within_a_pass_lies_where_its_shapes_are_asked_for(
 def test_sums_of_such_a_network_are_released_with_noise() -> None:
     method = METHODS["feddm"](**{**METHODS["feddm"].presets["small"], "start": "noise"})
     _, log = worlds.played(method, pictures(Stepwise), rounds=1, privacy=Privacy(8.0, 1e-3))
+    assert log.privacy and log.metrics
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}])
+@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU])
+def test_recurrent_layers_have_gradients_of_single_examples(
+    layer: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(8, 5, batch_first=True, **options)
+            self.head = nn.Linear(10 if options else 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(x.squeeze(1))[0][:, -1])  # type: ignore[no-any-return]
+
+    model = Module((1, 8, 8), 3, Read).train()
+    weights = model.init(0)
+    x = torch.randn(4, 1, 8, 8, generator=generator(0, "sequences"))
+
+    def loss_on(x: Tensor) -> Callable[[Any], tuple[Tensor, dict[str, Tensor]]]:
+        return lambda weights: (model(weights, x).square().sum(), {})
+
+    found, _ = per_example(loss_on, weights, x)
+    for place in range(4):
+        alone, _ = torch.func.grad(loss_on(x[place : place + 1]), has_aux=True)(weights)
+        assert all(torch.allclose(found[n][place], alone[n], atol=1e-6) for n in weights)
+
+
+def test_a_recurrent_network_trains_with_privacy() -> None:
+    method, privacy = small(METHODS["fedavg"]), Privacy(8.0, 1e-3)
+    _, log = worlds.played(method, pictures(Gated), rounds=1, privacy=privacy)
     assert log.privacy and log.metrics
 
 

@@ -550,7 +550,7 @@ class Skeleton:
                 norm = self._norm(layer, name)
                 layer.forward = partial(norm, self.now, layer, name)  # type: ignore[method-assign]
             if isinstance(layer, nn.RNNBase):
-                layer.forward = partial(_recurred, self.now, layer.forward)
+                layer.forward = partial(_recurred, self.now, layer, layer.forward)
                 layer.flatten_parameters = _left_alone  # type: ignore[method-assign]
             if isinstance(layer, nn.Hardsigmoid):  # torch's own has no second derivative
                 layer.forward = _hard_sigmoid  # type: ignore[method-assign]
@@ -816,7 +816,9 @@ def _source(code: Any) -> str:
     return text_of(code) or str(getattr(code, "__qualname__", repr(type(code))))
 
 
-def _recurred(now: _Pass, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _recurred(
+    now: _Pass, layer: nn.RNNBase, forward: Callable[..., Any], *args: Any, **named: Any
+) -> Any:
     """A recurrent layer; by cuDNN only where that knows all that may be asked of it.
 
     Its kernels have a gradient in training alone, none of that gradient, and know no stacks.
@@ -825,10 +827,24 @@ def _recurred(now: _Pass, forward: Callable[..., Any], *args: Any, **named: Any)
     torch.backends.cudnn.enabled = (
         before and not in_transform() and (now.training or not torch.is_grad_enabled())
     )
+    if type(layer) in (nn.RNN, nn.GRU) and len(args) == 1 and not named and in_transform():
+        args = (*args, _unmoved(layer, args[0]))
     try:
         return forward(*args, **named)
     finally:
         torch.backends.cudnn.enabled = before
+
+
+def _unmoved(layer: nn.RNNBase, x: Any) -> Tensor | None:
+    """The state that torch begins with, but a stack where the input is one.
+
+    Torch writes what it reads of single examples into what it makes of the state.
+    """
+    if not isinstance(x, Tensor):  # a packed sequence
+        return None
+    several = [x.shape[0 if layer.batch_first else 1]] if x.dim() == 3 else []
+    ways = layer.num_layers * (2 if layer.bidirectional else 1)
+    return x.new_zeros(ways, *several, layer.hidden_size)
 
 
 def _left_alone() -> None:
