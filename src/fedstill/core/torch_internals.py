@@ -298,7 +298,7 @@ def operations(function: Callable[[], object]) -> int:
 @contextmanager
 def unseen() -> Iterator[None]:
     """Within it, nothing above counts or looks, and tensors are made on the host, with numbers."""
-    with torch._C._DisableTorchDispatch(), torch.device("cpu"):  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch(), torch.device("cpu"):
         yield
 
 
