@@ -17,6 +17,7 @@ from fedstill.core.mechanism import per_example
 from fedstill.core.seeds import generator
 from fedstill.data import Iid, split
 from fedstill.engines.execution import Execution
+from fedstill.engines.play.batched import Batched
 from fedstill.federation.clock import Clock
 from fedstill.federation.experiment import Experiment
 from fedstill.federation.population import Population
@@ -267,6 +268,14 @@ def test_a_recurrent_network_trains_with_privacy() -> None:
     method, privacy = small(METHODS["fedavg"]), Privacy(8.0, 1e-3)
     _, log = worlds.played(method, pictures(Gated), rounds=1, privacy=privacy)
     assert log.privacy and log.metrics
+
+
+def test_sums_of_a_network_that_knows_no_stacks_at_rest_are_released_one_by_one() -> None:
+    method = METHODS["feddm"](**{**METHODS["feddm"].presets["small"], "start": "noise"})
+    given: Any = {"rounds": 1, "privacy": Privacy(8.0, 1e-3)}
+    _, stacked = worlds.played(method, pictures(Gated), engine=Batched, **given)
+    _, plain = worlds.played(method, pictures(Gated), **given)
+    assert stacked.privacy == plain.privacy
 
 
 def test_what_a_module_kept_of_a_stack_is_not_asked_for_later() -> None:

@@ -65,6 +65,11 @@ class Summing:
     clips: tuple[float, ...]
     silent: ClassVar[bool] = True
 
+    @property
+    def stackable(self) -> bool:
+        """Whether several can be run as one: they take no gradient."""
+        return self.model.stackable_at_rest
+
     def __call__(
         self, carry: Tensor, given: Any, batch: Chunk, gradient: Gradient
     ) -> tuple[Tensor, Tensor]:

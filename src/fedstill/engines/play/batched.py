@@ -195,11 +195,15 @@ class Batched(InProcess):
     def _stackable(self, waiting: Sequence[Acting]) -> list[list[Acting]]:
         """Loops that can be stacked, no more at once than `stack_at_most`."""
         groups: dict[Any, list[Acting]] = {}
+        alone: list[list[Acting]] = []
         known: dict[int, Any] = {}
         latest: tuple[Loop[Any], list[Acting]] | None = None
         for actor in waiting:
             loop = actor.waiting
             assert loop is not None
+            if not getattr(loop.body, "stackable", True):
+                alone.append([actor])
+                continue
             if latest is not None and begin_as_one(loop, latest[0]):
                 latest[1].append(actor)
                 continue
@@ -209,11 +213,12 @@ class Batched(InProcess):
             group.append(actor)
             latest = (loop, group)
         size = self.stack_at_most
-        return [
+        stacks = [
             stackable[i : i + size]
             for stackable in groups.values()
             for i in range(0, len(stackable), size)
         ]
+        return stacks + alone
 
     def _fitting(self, stackable: list[Acting]) -> int:
         """How many of these may be one stack: all, unless memory is scarce when they first meet."""
