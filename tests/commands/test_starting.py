@@ -94,6 +94,7 @@ def test_a_recipe_that_is_there_is_not_written_over(tmp_path):
     [
         (("--method", "fedavgg"), "did you mean 'fedavg'"),
         (("--data", "digit5"), "did you mean 'digits5'"),
+        (("--data", ""), "unknown data set ''"),
         (("--data", "photo"), "usps; nor is there a folder of that name"),
         (("--data", "own"), "name the folder instead, e.g. --data photos"),
         (("--data", str(ROOT / "constraints")), "there is no client at"),

@@ -101,7 +101,8 @@ def written(path: Path, given: dict[str, Any]) -> str:
     if given["alpha"] is not None and given["clients"] is None:
         raise RecipeError("--alpha splits data among clients; say how many with --clients")
     name = path.stem if path.stem != "recipe" else "first"
-    data, network = _data(given["data"] or "digits5", whole=given["clients"] is None)
+    asked = "digits5" if given["data"] is None else given["data"]
+    data, network = _data(asked, whole=given["clients"] is None)
     if given["clients"]:
         kind = {"kind": "iid"} if given["alpha"] is None else {"kind": "dirichlet"}
         share = {} if given["alpha"] is None else {"alpha": given["alpha"]}
@@ -134,7 +135,8 @@ def _data(name: str, *, whole: bool) -> tuple[dict[str, Any], str]:
             "class folders, or an .npz file, for each client"
         )
     path = Path(name)
-    if name in DATASETS or not (path.is_dir() or (path.suffix == ".npz" and path.is_file())):
+    mine = name and (path.is_dir() or (path.suffix == ".npz" and path.is_file()))
+    if name in DATASETS or not mine:
         try:
             entry_named(name)
         except DataError as error:
