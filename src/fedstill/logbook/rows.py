@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.core.errors import BadValue
+from fedstill.core.errors import BadValue, unknown
 from fedstill.core.node import SERVER
 from fedstill.core.records import Direction
 from fedstill.core.release import Spending
@@ -88,6 +88,7 @@ class Rows:
         cumulative: bool = False,
     ) -> dict[int, int]:
         """What travelled in each round that left a row, or from the start to the end of it."""
+        _check_words(kind, view, direction)
         totals = {row.round: 0 for table in (self.metrics, self.messages) for row in table}
         for row in self.messages:
             if direction in (None, row.direction):
@@ -139,6 +140,20 @@ def amount(row: Traffic, kind: Kind, view: View) -> int:
     """What one row counts: once as said, once per hearer as heard."""
     once = row.floats if kind == "floats" else row.bytes
     return once * (row.hearers if view == "heard" else 1)
+
+
+def _check_words(kind: str, view: str, direction: str | None) -> None:
+    """Refuse words for what is counted that would count something else, or nothing."""
+    said = [("kind", kind, Kind), ("view", view, View)]
+    if direction is not None:
+        said.append(("direction", direction, Direction))
+    strange = [
+        unknown(what, str(word), get_args(words))
+        for what, word, words in said
+        if word not in get_args(words)
+    ]
+    if strange:
+        raise BadValue(strange)
 
 
 def mean(values: Iterable[float]) -> float:

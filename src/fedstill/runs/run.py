@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from fedstill.core.method import Method, Place
 from fedstill.core.model import Model
 from fedstill.core.node import SERVER
 from fedstill.core.precision import other_defaults
-from fedstill.core.records import Direction, NodeId, State, Weights
+from fedstill.core.records import NodeId, State, Weights
 from fedstill.engines.engine import Engine
 from fedstill.engines.execution import Execution
 from fedstill.engines.play.in_process import InProcess
@@ -27,7 +27,6 @@ from fedstill.federation.run import Watch
 from fedstill.logbook import reader
 from fedstill.logbook.environment import environment
 from fedstill.logbook.events import Traffic
-from fedstill.logbook.rows import Kind, View
 from fedstill.models.plain import as_module, fits
 from fedstill.recipe.build import experiment_of
 from fedstill.recipe.tables import TrackTable
@@ -160,25 +159,6 @@ class Run(reader.Run):
         """The unweighted mean over test sets; a name that was not measured is refused."""
         _check_known("metric", name, self.metric_names())
         return super().metric_by_round(name, node)
-
-    def traffic_by_round(
-        self,
-        kind: Kind = "floats",
-        view: View = "said",
-        direction: Direction | None = None,
-        *,
-        cumulative: bool = False,
-    ) -> dict[int, int]:
-        """What travelled in each round that left a row, or from the start to the end of it."""
-        asked = (("kind", kind, Kind), ("view", view, View), ("direction", direction, Direction))
-        strange = [
-            unknown(what, str(word), get_args(choices))
-            for what, word, choices in asked
-            if word not in get_args(choices) and (what, word) != ("direction", None)
-        ]
-        if strange:
-            raise BadValue(strange)
-        return super().traffic_by_round(kind, view, direction, cumulative=cumulative)
 
     def plot(self, path: Path | str | None = None, *, by: Against = "round") -> Figure | Path:
         """Accuracy by round, or by bytes sent: a figure, or where it was written to."""
